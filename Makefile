@@ -1,0 +1,40 @@
+# `make demo` and `make test` are all that a fresh machine needs; both make the environment first.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test check clean
+
+help:
+	@echo "make demo    a swarm on this machine: it trains for about three minutes, then speaks"
+	@echo "make test    checks, then all tests"
+	@echo "make check   ruff, mypy --strict and the arrows between the rooms"
+	@echo "make venv    the environment only (VENV=$(VENV), PYTHON=$(PYTHON))"
+	@echo "make clean   removes the environment and all caches"
+
+# The stamp is written last, so an installation that was cut short is done again.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -c constraints.txt setuptools
+	$(BIN)/python -m pip install -c constraints.txt --no-build-isolation -e '.[dev,gateway]'
+	touch $@
+
+venv: $(VENV)/.installed
+
+demo: venv
+	$(BIN)/spheroid-node demo
+
+check: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check
+	$(BIN)/python -m pytest
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

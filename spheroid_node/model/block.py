@@ -1,0 +1,94 @@
+"""A block of the stack: what one worker owns."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from spheroid_node.model.transformer import KeyValueCache, Layer, rotary_angles
+from spheroid_node.run import RunSpec
+
+NOISE_FEATURES = 32
+
+
+class BlockCache:
+    """Key/value caches of all layers of a block for one text."""
+
+    def __init__(self, layers: int) -> None:
+        self.layers = [KeyValueCache() for _ in range(layers)]
+
+    @property
+    def length(self) -> int:
+        """Positions held."""
+        return self.layers[0].length
+
+    def truncate(self, length: int) -> None:
+        """Forget every position from ``length`` on."""
+        for layer in self.layers:
+            layer.truncate(length)
+
+
+class Modulation(nn.Module):
+    """σ as sin/cos features → MLP → scale and shift for every layer; zero at version 0."""
+
+    def __init__(self, layers: int, width: int) -> None:
+        super().__init__()
+        self.layers = layers
+        self.features = nn.Linear(NOISE_FEATURES, width)
+        self.out = nn.Linear(width, layers * 4 * width)
+
+    def forward(self, level_B: Tensor) -> list[tuple[Tensor, ...]]:
+        """For noise levels in [−1, 1]: four tensors [B, 1, width] a layer."""
+        octaves = torch.pi * 2.0 ** torch.arange(NOISE_FEATURES // 2, device=level_B.device) / 8
+        angles = level_B[:, None] * octaves
+        hidden = F.silu(self.features(torch.cat((angles.sin(), angles.cos()), dim=-1)))
+        parts = self.out(hidden)[:, None, :].chunk(4 * self.layers, dim=-1)
+        return [tuple(parts[4 * layer : 4 * layer + 4]) for layer in range(self.layers)]
+
+
+class Block(nn.Module):
+    """``layers`` causal layers over byte embeddings, the state of the block before, and (``edm``) z.
+
+    Each input has a projection of its own and comes normalised, so that none drowns another.
+    """
+
+    def __init__(self, run: RunSpec, index: int) -> None:
+        super().__init__()
+        model = run.model
+        self.head_width = model.width // model.heads
+        chained = run.learning.conditioning == "chain" and index > 0
+        reads_noise = run.learning.denoiser == "edm"
+        self.upstream = nn.Linear(model.width, model.width, bias=False) if chained else None
+        self.noisy = nn.Linear(model.width, model.width, bias=False) if reads_noise else None
+        self.modulation = Modulation(model.layers, model.width) if reads_noise else None
+        self.layers = nn.ModuleList(Layer(model) for _ in range(model.layers))
+        self.out_norm = nn.RMSNorm(model.width)
+
+    def new_cache(self) -> BlockCache:
+        return BlockCache(len(self.layers))
+
+    def forward(
+        self,
+        embedded_BTD: Tensor,
+        hidden_BTD: Tensor,
+        scaled_noisy_BTD: Tensor,
+        level_B: Tensor,
+        cache: BlockCache | None = None,
+    ) -> Tensor:
+        """Hidden state [B, T, width]: ``out_norm`` of it goes to the head, itself to the next block.
+
+        ``scaled_noisy_BTD`` is c_in·z and ``level_B`` the noise level; only ``edm`` reads them.
+        """
+        x_BTD = embedded_BTD
+        if self.upstream is not None:
+            x_BTD = x_BTD + self.upstream(F.rms_norm(hidden_BTD, hidden_BTD.shape[-1:]))
+        if self.noisy is not None:
+            x_BTD = x_BTD + self.noisy(scaled_noisy_BTD)
+        start = cache.length if cache is not None else 0
+        angles = rotary_angles(start, x_BTD.shape[1], self.head_width, x_BTD.device)
+        modulations = self.modulation(level_B) if self.modulation is not None else [None] * len(self.layers)
+        for number, layer in enumerate(self.layers):
+            layer_cache = cache.layers[number] if cache is not None else None
+            x_BTD = layer(x_BTD, angles, layer_cache, modulations[number])
+        return x_BTD

@@ -1,0 +1,133 @@
+"""A causal transformer layer with rotary positions, a banded mask and a key/value cache.
+
+A position attends to itself and to the ``window − 1`` positions before it, so a text may grow past the
+window and cached inference equals uncached.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from spheroid_node.run import ModelSpec
+
+ROTARY_BASE = 10_000.0
+
+
+class KeyValueCache:
+    """Keys and values of the positions a layer has seen: [B, heads, length, head width] each."""
+
+    def __init__(self) -> None:
+        self._keys: Tensor | None = None
+        self._values: Tensor | None = None
+        self.length = 0
+
+    def append(self, keys_BHTK: Tensor, values_BHTK: Tensor) -> tuple[Tensor, Tensor]:
+        """All keys and values including the new ones. Room doubles, so appending is cheap on average."""
+        new = self.length + keys_BHTK.shape[2]
+        if self._keys is None or self._values is None or new > self._keys.shape[2]:
+            room = max(64, 1 << (new - 1).bit_length())
+            self._keys = self._grown(self._keys, keys_BHTK, room)
+            self._values = self._grown(self._values, values_BHTK, room)
+        self._keys[:, :, self.length : new] = keys_BHTK
+        self._values[:, :, self.length : new] = values_BHTK
+        self.length = new
+        return self._keys[:, :, :new], self._values[:, :, :new]
+
+    def truncate(self, length: int) -> None:
+        """Forget every position from ``length`` on."""
+        self.length = min(self.length, length)
+
+    def _grown(self, old: Tensor | None, like_BHTK: Tensor, room: int) -> Tensor:
+        batch, heads, _, head_width = like_BHTK.shape
+        grown = like_BHTK.new_empty(batch, heads, room, head_width)
+        if old is not None:
+            grown[:, :, : self.length] = old[:, :, : self.length]
+        return grown
+
+
+def rotary_angles(start: int, count: int, head_width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of positions start … start + count − 1: [count, head width / 2] each."""
+    frequencies = ROTARY_BASE ** (-torch.arange(0, head_width, 2, device=device).float() / head_width)
+    angles = torch.arange(start, start + count, device=device).float()[:, None] * frequencies
+    return angles.cos(), angles.sin()
+
+
+def rotate(x_BHTK: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn each pair (first half, second half) of a head by the angle of its position."""
+    cos, sin = (angle.to(x_BHTK.dtype) for angle in angles)
+    first, second = x_BHTK.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def band_mask(queries: int, keys: int, window: int, device: torch.device) -> Tensor:
+    """[queries, keys], true where the query may look; the queries are the last of the keys."""
+    query = torch.arange(keys - queries, keys, device=device)[:, None]
+    key = torch.arange(keys, device=device)
+    return (key <= query) & (key > query - window)
+
+
+class Attention(nn.Module):
+    """Multi-head causal self-attention over at most ``window`` positions."""
+
+    def __init__(self, model: ModelSpec) -> None:
+        super().__init__()
+        self.heads = model.heads
+        self.window = model.window
+        self.qkv = nn.Linear(model.width, 3 * model.width, bias=False)
+        self.out = nn.Linear(model.width, model.width, bias=False)
+
+    def forward(self, x_BTD: Tensor, angles: tuple[Tensor, Tensor], cache: KeyValueCache | None) -> Tensor:
+        batch, count, width = x_BTD.shape
+        q_BHTK, k_BHTK, v_BHTK = (
+            self.qkv(x_BTD).view(batch, count, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        )
+        q_BHTK, k_BHTK = rotate(q_BHTK, angles), rotate(k_BHTK, angles)
+        if cache is not None:
+            k_BHTK, v_BHTK = cache.append(k_BHTK, v_BHTK)
+            # Keys that no query of this call may see need not be read at all.
+            first = max(0, k_BHTK.shape[2] - count - self.window + 1)
+            k_BHTK, v_BHTK = k_BHTK[:, :, first:], v_BHTK[:, :, first:]
+        mixed_BHTK = self._attend(q_BHTK, k_BHTK, v_BHTK)
+        return self.out(mixed_BHTK.transpose(1, 2).reshape(batch, count, width))  # type: ignore[no-any-return]
+
+    def _attend(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
+        queries, keys = q_BHTK.shape[2], k_BHTK.shape[2]
+        if queries == 1:
+            return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK)
+        if queries == keys <= self.window:
+            return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True)
+        mask = band_mask(queries, keys, self.window, q_BHTK.device)
+        return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, attn_mask=mask)
+
+
+class Layer(nn.Module):
+    """Pre-norm attention and MLP. ``modulation`` scales and shifts what each of the two reads."""
+
+    def __init__(self, model: ModelSpec) -> None:
+        super().__init__()
+        inner = model.mlp_ratio * model.width
+        self.attention_norm = nn.RMSNorm(model.width)
+        self.attention = Attention(model)
+        self.mlp_norm = nn.RMSNorm(model.width)
+        self.mlp = nn.Sequential(
+            nn.Linear(model.width, inner, bias=False), nn.GELU(), nn.Linear(inner, model.width, bias=False)
+        )
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        angles: tuple[Tensor, Tensor],
+        cache: KeyValueCache | None = None,
+        modulation: tuple[Tensor, ...] | None = None,
+    ) -> Tensor:
+        """[B, T, width] to the same; ``modulation`` is (scale, shift, scale, shift), each [B, 1, width]."""
+        read = self.attention_norm(x_BTD)
+        if modulation is not None:
+            read = read * (1 + modulation[0]) + modulation[1]
+        x_BTD = x_BTD + self.attention(read, angles, cache)
+        read = self.mlp_norm(x_BTD)
+        if modulation is not None:
+            read = read * (1 + modulation[2]) + modulation[3]
+        return x_BTD + self.mlp(read)  # type: ignore[no-any-return]

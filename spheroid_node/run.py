@@ -1,0 +1,217 @@
+"""RunSpec: all that a swarm must agree on, and the run id that names it.
+
+Two nodes with different run ids never exchange parameters, so whatever changes the outcome of training
+or the meaning of a message belongs here, and whatever one machine may decide alone belongs in config.py.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgpack
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from spheroid_node.errors import NoSuchBlock, RunFileInvalid
+
+VOCABULARY = 256
+"""Bytes. There is no tokeniser to agree on."""
+
+INTERFACE_GROUP = "interface"
+
+MAX_RUN_BYTES = 16_384
+"""A packed RunSpec is one DHT record, and DHT records stay small."""
+
+PositiveInt = Annotated[int, Field(gt=0)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelSpec(_Section):
+    """Shape of the composed model: ``blocks`` blocks of ``layers`` causal transformer layers."""
+
+    blocks: Annotated[int, Field(gt=0, le=1024)]
+    layers: Annotated[int, Field(gt=0, le=256)]
+    width: Annotated[int, Field(gt=0, le=32_768)]
+    heads: PositiveInt
+    window: Annotated[int, Field(gt=1, le=65_536)]
+    """Positions a layer attends to, and bytes in a training window."""
+    mlp_ratio: PositiveInt = 4
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self) -> ModelSpec:
+        if self.width % self.heads:
+            raise ValueError(f"heads ({self.heads}) must divide width ({self.width})")
+        if (self.width // self.heads) % 2:
+            raise ValueError(
+                f"width / heads ({self.width // self.heads}) must be even, for rotary position embeddings"
+            )
+        return self
+
+
+class NoiseSpec(_Section):
+    """Log-normal density of σ truncated to [sigma_min, sigma_max], cut into intervals of equal mass."""
+
+    sigma_min: PositiveFloat = 1.0
+    sigma_max: PositiveFloat = 10.0
+    p_mean: Annotated[float, Field(allow_inf_nan=False)] = 1.1513
+    """Mean of ln σ. The default is the middle of [1, 10] on the log scale."""
+    p_std: PositiveFloat = 1.2
+    overlap: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    """Share of its log-range by which an interval reaches into its neighbours, in training only."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> NoiseSpec:
+        if self.sigma_min >= self.sigma_max:
+            raise ValueError(f"sigma_min ({self.sigma_min}) must be below sigma_max ({self.sigma_max})")
+        return self
+
+
+class LearningSpec(_Section):
+    """What a block predicts, from what, and which prediction is read out (design.md, section 5)."""
+
+    denoiser: Literal["evidence", "edm"] = "evidence"
+    conditioning: Literal["chain", "context"] = "chain"
+    readout: Literal["last", "mean"] = "last"
+
+
+class TrainingSpec(_Section):
+    """Local training between two versions. Learning-rate steps count the group's steps, not a worker's."""
+
+    local_steps: PositiveInt = 1000
+    """Most steps a worker may train in a round."""
+    batch: PositiveInt = 16
+    learning_rate: PositiveFloat = 2e-3
+    warmup_steps: Annotated[int, Field(ge=0)] = 50
+    decay_steps: Annotated[int, Field(ge=0)] = 0
+    """Cosine decay to a tenth of the rate over this many steps; 0 keeps it constant."""
+    beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
+    weight_decay: NonNegativeFloat = 0.1
+    """On matrices inside blocks; never on embeddings, head, norms and biases."""
+    clip_norm: PositiveFloat = 1.0
+    outer: Literal["average"] = "average"
+    """How the mean update becomes a version: it is added to the version before."""
+
+
+class RoundSpec(_Section):
+    """Slots of DHT time: round r lasts from genesis + r·period; τ is ``settle`` seconds before its end."""
+
+    genesis: NonNegativeFloat = 1_767_225_600.0
+    """Start of round 0, seconds of DHT time since 1970. The default is 2026-01-01."""
+    period: PositiveFloat = 60.0
+    settle: PositiveFloat = 8.0
+    aggregation: Literal["mean", "clipped"] = "clipped"
+    clip_factor: PositiveFloat = 3.0
+    """``clipped``: an update longer than this multiple of the median norm is scaled down to it."""
+    max_update_norm: PositiveFloat = 1e4
+    compression: Literal["fp16", "float32"] = "fp16"
+
+    @model_validator(mode="after")
+    def _settles_within_period(self) -> RoundSpec:
+        if self.settle >= self.period:
+            raise ValueError(f"settle ({self.settle}) must be shorter than period ({self.period})")
+        return self
+
+
+class DataSpec(_Section):
+    """The training text. Without a hash each volunteer brings what text they like."""
+
+    name: Annotated[str, Field(min_length=1, max_length=128)] = "python-docs"
+    sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+
+
+class RunSpec(_Section):
+    """Everything a swarm agrees on. Frozen, and named by :attr:`run_id`."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w .-]+$")]
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    model: ModelSpec
+    noise: NoiseSpec = NoiseSpec()
+    learning: LearningSpec = LearningSpec()
+    training: TrainingSpec = TrainingSpec()
+    round: RoundSpec = RoundSpec()
+    interface: Literal["shared", "frozen"] = "shared"
+    data: DataSpec = DataSpec()
+    access: Literal["open"] | tuple[Annotated[str, Field(min_length=40, max_length=64)], ...] = "open"
+    """``open``, or the peer ids that may own blocks of this run."""
+    protocol: tuple[PositiveInt, PositiveInt] = (1, 1)
+    """Oldest and newest protocol version a node of this run may speak."""
+
+    @property
+    def run_id(self) -> str:
+        """First 16 hex digits of the BLAKE2b hash of the packed run."""
+        return hashlib.blake2b(self.pack()).hexdigest()[:16]
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """All groups of parameters that gain versions: the blocks, then the interface if it is trained."""
+        blocks = tuple(block_group(block) for block in range(self.model.blocks))
+        return blocks if self.interface == "frozen" else (*blocks, INTERFACE_GROUP)
+
+    def worker_groups(self, block: int) -> tuple[str, ...]:
+        """The groups that a worker of ``block`` trains."""
+        groups = (block_group(block), INTERFACE_GROUP)
+        return groups if self.interface == "shared" else groups[:1]
+
+    def allows(self, peer: str) -> bool:
+        return self.access == "open" or peer in self.access
+
+    def check_block(self, block: int) -> None:
+        """Raise :class:`NoSuchBlock` unless ``block`` is an index of this run."""
+        if not 0 <= block < self.model.blocks:
+            raise NoSuchBlock(block, self.model.blocks)
+
+    def pack(self) -> bytes:
+        """Canonical msgpack: maps sorted by key, every field present."""
+        return bytes(msgpack.packb(_sorted(self.model_dump(mode="json"))))
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> RunSpec:
+        """Raise :class:`ValueError` for anything that is not a packed run."""
+        if len(packed) > MAX_RUN_BYTES:
+            raise ValueError(f"a packed run has at most {MAX_RUN_BYTES} bytes, not {len(packed)}")
+        try:
+            fields = msgpack.unpackb(packed, strict_map_key=True)
+        except Exception as error:
+            raise ValueError(f"not msgpack: {error}") from error
+        return cls.model_validate(fields)
+
+    @classmethod
+    def from_toml(cls, path: Path) -> RunSpec:
+        """Read a run file. Raises :class:`RunFileInvalid` and says which key is wrong."""
+        try:
+            text = path.read_text(encoding="utf-8")
+            return cls.model_validate(tomllib.loads(text))
+        except OSError as error:
+            raise RunFileInvalid(str(path), error.strerror or str(error)) from error
+        except ValidationError as error:
+            raise RunFileInvalid(str(path), describe(error)) from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise RunFileInvalid(str(path), str(error)) from error
+
+
+def block_group(block: int) -> str:
+    """Name of the group that holds the parameters of ``block``."""
+    return f"block-{block}"
+
+
+def describe(error: ValidationError) -> str:
+    """All complaints of a pydantic error in one line, each with the key it is about."""
+    return "; ".join(
+        f"{'.'.join(str(part) for part in complaint['loc']) or 'file'}: "
+        f"{complaint['msg'].removeprefix('Value error, ')}"
+        for complaint in error.errors()
+    )
+
+
+def _sorted(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _sorted(value[key]) for key in sorted(value)}
+    return [_sorted(item) for item in value] if isinstance(value, list | tuple) else value

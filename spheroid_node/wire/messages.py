@@ -1,0 +1,379 @@
+"""Messages of the link, round, transfer and hop protocols (protocols/*.md).
+
+A message is a map with its ``type`` and its fields in the order given here. Unknown types, unknown fields,
+missing fields that have no default and values of another type are refused.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from spheroid_node.wire.codes import MAX_DETAIL, ErrorCode, Reason, Verdict, WireError
+from spheroid_node.wire.frames import pack, unpack
+from spheroid_node.wire.signing import seal, unseal
+from spheroid_node.wire.tensors import CHUNK_BYTES, DIGEST_BYTES
+
+PeerId = Annotated[str, Field(max_length=64)]
+RunId = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+Group = Annotated[str, Field(min_length=1, max_length=32)]
+Digest = Annotated[bytes, Field(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Port = Annotated[int, Field(gt=0, lt=65_536)]
+Host = Annotated[str, Field(min_length=1, max_length=255)]
+SessionId = Annotated[bytes, Field(min_length=16, max_length=16)]
+Sealed = Annotated[bytes, Field(max_length=65_536)]
+"""A signed envelope (wire.signing.seal)."""
+
+MAX_HOPS = 1024
+MAX_POSITIONS = 65_536
+MAX_UPDATES_NAMED = 64
+"""Updates that a manifest names; past this number a group is cut into shards."""
+
+
+class Message(BaseModel):
+    """Base of everything that travels."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    def fields(self) -> dict[str, Any]:
+        """The message as it goes into msgpack."""
+        return self.model_dump(mode="python")
+
+    def pack(self) -> bytes:
+        return pack(_plain(self.fields()))
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Self:
+        """Raise :class:`WireError` (malformed) for anything but a packed message of this class."""
+        return cls.parse(unpack(data))
+
+    @classmethod
+    def parse(cls, fields: Any) -> Self:
+        try:
+            return cls.model_validate(fields)
+        except ValidationError as error:
+            complaint = error.errors()[0]
+            where = ".".join(str(part) for part in complaint["loc"])
+            raise WireError(ErrorCode.MALFORMED, f"{cls.__name__}: {where}: {complaint['msg']}") from error
+
+
+class Signed(Message):
+    """A message that is always carried in an envelope signed by its author."""
+
+    purpose: ClassVar[str]
+
+    def seal(self, key: Any) -> bytes:
+        """Signed envelope; ``key`` is the author's Ed25519 private key."""
+        return seal(key, self.purpose, self.pack())
+
+    @classmethod
+    def unseal(cls, envelope: bytes) -> tuple[str, Self]:
+        """Author (peer id) and message. Raises :class:`WireError` (malformed, not-authentic)."""
+        peer, body = unseal(envelope, cls.purpose)
+        return peer, cls.unpack(body)
+
+
+def _plain(value: Any) -> Any:
+    """Enums as their strings and tuples as lists, for a packer that knows neither."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return str(value) if isinstance(value, Verdict | Reason | ErrorCode) else value
+
+
+# --- link: the first messages of every connection -------------------------------------------------
+
+
+class Hello(Message):
+    """Server to client. The client signs ``nonce`` to prove its peer id."""
+
+    type: Literal["hello"] = "hello"
+    oldest: Count
+    newest: Count
+    run: RunId
+    peer: PeerId
+    nonce: Annotated[bytes, Field(min_length=32, max_length=32)]
+
+
+class Greeting(Message):
+    """Client to server: which protocol version and service it wants, and who it is."""
+
+    type: Literal["greeting"] = "greeting"
+    version: Count
+    run: RunId
+    service: Literal["round", "transfer", "hop"]
+    peer: PeerId
+    signature: Annotated[bytes, Field(max_length=64)]
+    """Over server's peer id + nonce, purpose ``greeting``."""
+
+
+class Welcome(Message):
+    """Server to client: the greeting holds; the service's messages follow."""
+
+    type: Literal["welcome"] = "welcome"
+
+
+class Error(Message):
+    """Either side, before it closes the connection, or the session named."""
+
+    type: Literal["error"] = "error"
+    code: Annotated[ErrorCode, Field(strict=False)]
+    detail: Annotated[str, Field(max_length=MAX_DETAIL)] = ""
+    session: SessionId | None = None
+
+
+# --- round ----------------------------------------------------------------------------------------
+
+
+class UpdateHeader(Signed):
+    """What a worker signs about its update θ_local − θ_base of one group."""
+
+    purpose = "update"
+
+    run: RunId
+    group: Group
+    round: Count
+    base: Count
+    base_digest: Digest
+    nonce: Annotated[bytes, Field(min_length=16, max_length=16)]
+    steps: Count
+    tokens: Count
+    """Bytes trained on: the weight of the update in the average."""
+    norm: Annotated[Finite, Field(ge=0)]
+    """L2 norm of the update before compression."""
+    dtype: Literal["fp16", "float32"]
+    elements: Count
+    digest: Digest
+    """Payload digest of the compressed bytes."""
+
+
+class Update(Message):
+    """Worker to aggregator; the payload follows as chunks."""
+
+    type: Literal["update"] = "update"
+    header: Sealed
+
+
+class Receipt(Signed):
+    """The aggregator's signed answer to one update."""
+
+    purpose = "receipt"
+
+    run: RunId
+    group: Group
+    round: Count
+    update: Digest
+    verdict: Annotated[Verdict, Field(strict=False)]
+    reason: Annotated[Reason, Field(strict=False)] = Reason.NONE
+
+
+class ReceiptMessage(Message):
+    type: Literal["receipt"] = "receipt"
+    receipt: Sealed
+
+
+class UpdateOutcome(Message):
+    """One update as a manifest names it."""
+
+    peer: PeerId
+    digest: Digest
+    tokens: Count
+    norm: Annotated[Finite, Field(ge=0)]
+    verdict: Annotated[Verdict, Field(strict=False)]
+    reason: Annotated[Reason, Field(strict=False)] = Reason.NONE
+
+
+class Manifest(Signed):
+    """The description of a version, signed by the aggregator that wrote it."""
+
+    purpose = "manifest"
+
+    run: RunId
+    group: Group
+    round: Count
+    version: Annotated[Count, Field(gt=0)]
+    parent: Digest
+    """Parameter digest of version − 1."""
+    digest: Digest
+    """Parameter digest of this version."""
+    elements: Count
+    rank: Count
+    """Place of the aggregator in the round's ranking, 0 the first."""
+    steps: Count
+    """Local steps behind this version: the sum over versions of the mean steps of the accepted updates."""
+    updates: Annotated[list[UpdateOutcome], Field(max_length=MAX_UPDATES_NAMED)]
+
+    @property
+    def accepted(self) -> int:
+        return sum(update.verdict is Verdict.ACCEPTED for update in self.updates)
+
+
+class ManifestMessage(Message):
+    """Aggregator to each worker whose connection is still open, once the version is written."""
+
+    type: Literal["manifest"] = "manifest"
+    manifest: Sealed
+
+
+# --- transfer -------------------------------------------------------------------------------------
+
+
+class Want(Message):
+    """Asks for the description of a version; version −1 is the newest the peer holds."""
+
+    type: Literal["want"] = "want"
+    group: Group
+    version: Annotated[int, Field(ge=-1, lt=2**63)]
+
+
+class Listing(Message):
+    """What the peer holds: the manifest proves the digest, the digest proves the hashes."""
+
+    type: Literal["listing"] = "listing"
+    group: Group
+    version: Count
+    size: Count
+    """Bytes of the float32 payload."""
+    hashes: Annotated[bytes, Field(max_length=MAX_POSITIONS * DIGEST_BYTES)]
+    """Hashes of all chunks, one after the other."""
+    manifest: Sealed
+    """Empty for version 0, which follows from the run's seed."""
+
+
+class Read(Message):
+    type: Literal["read"] = "read"
+    group: Group
+    version: Count
+    index: Count
+
+
+class Chunk(Message):
+    """One chunk of an update or a version."""
+
+    type: Literal["chunk"] = "chunk"
+    index: Count
+    data: Annotated[bytes, Field(max_length=CHUNK_BYTES)]
+
+
+# --- hop ------------------------------------------------------------------------------------------
+
+
+class HopAddress(Message):
+    """Where the next hop of a chain listens, and whose key its certificate must hold."""
+
+    peer: PeerId
+    host: Host
+    port: Port
+
+
+class Open(Message):
+    """Client to hop: start a session that serves exactly these versions."""
+
+    type: Literal["open"] = "open"
+    session: SessionId
+    block: Count
+    block_version: Count
+    interface_version: Count
+    next: HopAddress | None
+    """None at the last hop, which answers the client itself."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)]
+    temperature: Annotated[Finite, Field(ge=0, le=100)]
+    logits: bool = False
+    """Whether results carry the logits of every decided position."""
+
+
+class Opened(Message):
+    type: Literal["opened"] = "opened"
+    session: SessionId
+
+
+class Attach(Message):
+    """Hop to next hop: this connection brings the states of a session that the client opened there."""
+
+    type: Literal["attach"] = "attach"
+    session: SessionId
+
+
+class Attached(Message):
+    type: Literal["attached"] = "attached"
+    session: SessionId
+
+
+class Step(Message):
+    """Client to hop 0: new positions of a sweep. A position below what is cached rolls the caches back."""
+
+    type: Literal["step"] = "step"
+    session: SessionId
+    position: Annotated[int, Field(ge=0, lt=2**31)]
+    """Index of the first new byte in the text."""
+    tokens: Annotated[bytes, Field(min_length=1, max_length=MAX_POSITIONS)]
+    masked: Annotated[int, Field(ge=0, le=MAX_POSITIONS)] = 0
+    """Further positions after ``tokens`` whose bytes are unknown (one-sweep)."""
+    decide: Annotated[int, Field(ge=1, le=MAX_POSITIONS)] = 1
+    """How many of the last positions of this step the last hop decides the next byte of."""
+
+
+class State(Message):
+    """Hop to next hop: a Step with what the blocks so far made of its n positions."""
+
+    type: Literal["state"] = "state"
+    session: SessionId
+    position: Annotated[int, Field(ge=0, lt=2**31)]
+    tokens: Annotated[bytes, Field(min_length=1, max_length=MAX_POSITIONS)]
+    masked: Annotated[int, Field(ge=0, le=MAX_POSITIONS)]
+    decide: Annotated[int, Field(ge=1, le=MAX_POSITIONS)]
+    hidden: dict[str, Any]
+    """Tensor [n, width]: hidden state of the block before."""
+    noisy: dict[str, Any]
+    """Tensor [n, width]: z, the running estimate of the target code."""
+    log_probs: dict[str, Any] | None
+    """Tensor [n, 256]: sum of the log-probabilities so far; None unless the run reads out the mean."""
+    seconds: Annotated[list[Finite], Field(max_length=MAX_HOPS)]
+    """Compute time of each hop so far."""
+
+
+class Result(Message):
+    """Last hop to client: the bytes decided by one sweep."""
+
+    type: Literal["result"] = "result"
+    session: SessionId
+    position: Annotated[int, Field(ge=0, lt=2**31)]
+    """Index in the text of the first decided byte."""
+    tokens: Annotated[bytes, Field(min_length=1, max_length=MAX_POSITIONS)]
+    logits: dict[str, Any] | None
+    """Tensor [len(tokens), 256] if the session asked for it."""
+    seconds: Annotated[list[Finite], Field(max_length=MAX_HOPS)]
+
+
+class Close(Message):
+    type: Literal["close"] = "close"
+    session: SessionId
+
+
+# --- by type --------------------------------------------------------------------------------------
+
+MESSAGES: dict[str, type[Message]] = {
+    kind.model_fields["type"].default: kind
+    for kind in (
+        Hello, Greeting, Welcome, Error, Update, ReceiptMessage, ManifestMessage, Want, Listing, Read, Chunk,
+        Open, Opened, Attach, Attached, Step, State, Result, Close,
+    )
+}  # fmt: skip
+
+
+def decode(body: bytes) -> Message:
+    """The message in a frame's body. Raises :class:`WireError` (malformed)."""
+    fields = unpack(body)
+    if not isinstance(fields, dict):
+        raise WireError(ErrorCode.MALFORMED, "a message is a map")
+    name = fields.get("type")
+    if not isinstance(name, str):
+        raise WireError(ErrorCode.MALFORMED, "a message has a type, and it is text")
+    kind = MESSAGES.get(name)
+    if kind is None:
+        raise WireError(ErrorCode.MALFORMED, f"unknown message type {name[:32]!r}")
+    return kind.parse(fields)

@@ -1,0 +1,83 @@
+"""Values of DHT records (protocols/dht.md). The DHT's validator signs them; these are their bodies."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from spheroid_node.wire.messages import Count, Digest, Finite, Group, Host, Message, Port, RunId
+
+PREFIX = "spheroid/1"
+NODE_TTL = 45.0
+"""Seconds a node record lives; it is renewed three times as often."""
+MANIFEST_TTL = 6 * 3600.0
+RUN_TTL = 3600.0
+MAX_TTL = 24 * 3600.0
+MAX_RECORD_BYTES = 16_384
+
+
+def runs_key() -> str:
+    """Key under which bootstraps list the runs they publish."""
+    return f"{PREFIX}/runs"
+
+
+def run_key(run: str) -> str:
+    """Key of a run's packed RunSpec."""
+    return f"{PREFIX}/{run}/run"
+
+
+def nodes_key(run: str, block: int) -> str:
+    """Key of the node records of one block: what a node reads grows with a block, not with the swarm."""
+    return f"{PREFIX}/{run}/nodes/{block}"
+
+
+def manifests_key(run: str, group: str) -> str:
+    """Key of the newest manifests of a group, one a signer."""
+    return f"{PREFIX}/{run}/manifests/{group}"
+
+
+class RunAdvert(Message):
+    """A bootstrap's line under :func:`runs_key`."""
+
+    run: RunId
+    name: Annotated[str, Field(max_length=64)]
+
+
+class HeldVersion(Message):
+    """A version that a node can hand out and serve."""
+
+    group: Group
+    version: Count
+    digest: Digest
+
+
+class NodeRecord(Message):
+    """What a node says about itself, renewed every few seconds."""
+
+    run: RunId
+    block: Count
+    state: Literal["joining", "online", "leaving"]
+    host: Host
+    port: Port
+    device: Annotated[str, Field(max_length=64)]
+    started: Finite
+    round: Annotated[int, Field(ge=-1, lt=2**63)]
+    """Newest round it took part in; −1 before the first."""
+    held: Annotated[list[HeldVersion], Field(max_length=16)]
+    accepted: Count
+    late: Count
+    refused: Count
+    led: Count
+    """Versions it wrote as an aggregator."""
+    tokens_per_second: Annotated[Finite, Field(ge=0)]
+    train_loss: Finite | None
+    from_noise_ce: Finite | None
+    """Nats a byte on held-out text after this node's block, at the versions the round began with."""
+    bytes_in: Count
+    bytes_out: Count
+    sessions: Count
+    hop_seconds: Annotated[Finite, Field(ge=0)]
+    """Median compute time of a single-position step; 0 before the first."""
+    note: Annotated[str, Field(max_length=200)] = ""
+    """The newest thing its owner should know, e.g. that it misses deadlines."""
