@@ -86,6 +86,22 @@ class DhtFailed(NetworkError):
         super().__init__(f"The DHT did not start: {cause}", "Try again; if it fails again, report it")
 
 
+class ClockWrong(UsageError):
+    def __init__(self, cause: str) -> None:
+        super().__init__(
+            f"The clocks of this machine and of a bootstrap peer differ too much: {cause}",
+            "Set the clock of this machine, for example with NTP",
+        )
+
+
+class NotReachable(NetworkError):
+    def __init__(self, port: int) -> None:
+        super().__init__(
+            f"Other peers cannot reach this node on port {port}",
+            f"Open TCP port {port} in the firewall, and give the address that others see with --announce",
+        )
+
+
 class RunNotFound(NetworkError):
     def __init__(self, run_id: str | None) -> None:
         what = f"run {run_id}" if run_id else "any run"
@@ -245,6 +261,17 @@ class ExtraMissing(UsageError):
         )
 
 
+class TransferFailed(NetworkError):
+    """No holder could give all of a version."""
+
+    def __init__(self, group: str, version: int, causes: Iterable[str]) -> None:
+        name = f"version {version}" if version >= 0 else "the newest version"
+        super().__init__(
+            f"No peer could give {name} of {group}: {'; '.join(causes) or 'no holder is known'}",
+            "Wait for a replica to come back; the node tries again",
+        )
+
+
 # --- prompts and models --------------------------------------------------------------------------
 
 
@@ -279,3 +306,8 @@ class ChainFailed(NetworkError):
         super().__init__(
             f"The chain of blocks failed: {cause}", "Try again; `spheroid-node status` shows the swarm"
         )
+
+
+class DemoFailed(SpheroidError):
+    def __init__(self, problem: str, logs: str) -> None:
+        super().__init__(f"The demo ended: {problem}", f"The logs of its processes are in {logs}")

@@ -178,7 +178,7 @@ class RunSpec(_Section):
         if len(packed) > MAX_RUN_BYTES:
             raise ValueError(f"a packed run has at most {MAX_RUN_BYTES} bytes, not {len(packed)}")
         try:
-            fields = msgpack.unpackb(packed, strict_map_key=True)
+            fields = msgpack.unpackb(packed, strict_map_key=True, max_array_len=1024, max_map_len=64)
         except Exception as error:
             raise ValueError(f"not msgpack: {error}") from error
         return cls.model_validate(fields)
@@ -187,14 +187,18 @@ class RunSpec(_Section):
     def from_toml(cls, path: Path) -> RunSpec:
         """Read a run file. Raises :class:`RunFileInvalid` and says which key is wrong."""
         try:
-            text = path.read_text(encoding="utf-8")
-            return cls.model_validate(tomllib.loads(text))
+            run = cls.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
         except OSError as error:
             raise RunFileInvalid(str(path), error.strerror or str(error)) from error
         except ValidationError as error:
             raise RunFileInvalid(str(path), describe(error)) from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise RunFileInvalid(str(path), str(error)) from error
+        if len(run.pack()) > MAX_RUN_BYTES:
+            raise RunFileInvalid(
+                str(path), f"access: too many peers: the packed run has at most {MAX_RUN_BYTES} bytes"
+            )
+        return run
 
 
 def block_group(block: int) -> str:

@@ -71,15 +71,11 @@ log_option = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-class BlockChoice(click.ParamType):
-    """An index, or ``auto``, which becomes None."""
-
-    name = "N|auto"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
-        if value is None or value == "auto":
-            return None
-        try:
-            return int(value)
-        except ValueError:
-            self.fail(f"{value!r} is neither the number of a block nor auto", param, ctx)
+def block_choice(_ctx: click.Context, _option: click.Parameter, value: str) -> int | None:
+    """Callback of ``--block``: an index, or None for ``auto``."""
+    if value == "auto":
+        return None
+    try:
+        return int(value)
+    except ValueError as error:
+        raise click.BadParameter(f"{value!r} is neither the number of a block nor auto") from error

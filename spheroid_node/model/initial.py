@@ -18,19 +18,25 @@ def initial_vector(run: RunSpec, group: str) -> Vector:
     """Parameters of ``group`` at version 0: shape [elements], float32.
 
     Matrices are normal with variance 1/fan-in, those that write to the residual stream divided by the depth
-    of a block; head and noise modulation are zero, norms one.
+    of a block; head (unless it is frozen) and noise modulation are zero, norms one.
     """
     index = (*(f"block-{block}" for block in range(run.model.blocks)), "interface").index(group)
     parts = []
     for number, (name, shape) in enumerate(shapes(run, group).items()):
         if name.endswith("norm.weight"):
             parts.append(np.ones(shape, np.float32))
-        elif name == "head.weight" or name.startswith("modulation.out") or name.endswith(".bias"):
+        elif _begins_at_zero(run, name):
             parts.append(np.zeros(shape, np.float32))
         else:
             normal = stream(run.seed, index, number).standard_normal(shape, dtype=np.float32)
             parts.append(normal * np.float32(_deviation(run, name, shape)))
     return np.concatenate([part.ravel() for part in parts])
+
+
+def _begins_at_zero(run: RunSpec, name: str) -> bool:
+    # A frozen head of zeros would pass no gradient to the blocks, ever.
+    head = name == "head.weight" and run.interface != "frozen"
+    return head or name.startswith("modulation.out") or name.endswith(".bias")
 
 
 def _deviation(run: RunSpec, name: str, shape: tuple[int, ...]) -> float:

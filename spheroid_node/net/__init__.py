@@ -1,0 +1,1 @@
+"""Asyncio I/O: identity, DHT, TLS links and transfers."""

@@ -1,0 +1,1 @@
+"""Hop server, chain client, sessions with key/value caches, decoders."""

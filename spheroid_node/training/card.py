@@ -11,6 +11,7 @@ from spheroid_node.run import RunSpec
 def model_card(run: RunSpec, versions: Mapping[str, int], evaluation: Mapping[str, Any] | None) -> str:
     """Markdown that says what the model is, how it was trained and measured, and how to use it."""
     model, learning, noise = run.model, run.learning, run.noise
+    sha256 = f" (SHA-256 {run.data.sha256})" if run.data.sha256 else ""
     measured = "\n".join(f"| {name} | {_number(value)} |" for name, value in (evaluation or {}).items())
     table = f"| measure | value |\n| --- | --- |\n{measured}" if measured else "Not measured at export."
     return f"""# {run.name}
@@ -26,7 +27,7 @@ window {model.window} bytes. Denoiser `{learning.denoiser}`, conditioning `{lear
 
 ## Training
 
-Run `{run.run_id}`, text `{run.data.name}`{f" (SHA-256 {run.data.sha256})" if run.data.sha256 else ""}, seed {run.seed}.
+Run `{run.run_id}`, text `{run.data.name}`{sha256}, seed {run.seed}.
 Versions: {", ".join(f"{group} {version}" for group, version in versions.items())}.
 
 ## Quality

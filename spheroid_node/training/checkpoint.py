@@ -1,19 +1,20 @@
 """Versions on disk and exported models: safetensors, written whole or not at all.
 
 A file appears under its name only after every byte of it has reached the disk, so a crash or a full disk
-leaves the file that was there before. What is read is checked against the digest it was stored with.
+leaves the file that was there before. What is read is checked against the checksum it was stored with.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,7 @@ from spheroid_node.wire.tensors import Vector, vector_digest
 MODEL_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
 CARD_FILE = "README.md"
+CHECKSUM = "checksum"
 
 
 @dataclass(frozen=True)
@@ -46,14 +48,13 @@ def write_version(
 ) -> None:
     """Store a version of a group. Raises :class:`OSError`, and then nothing has changed on disk."""
     metadata = {
-        "format": "pt",
         "run": run.run_id,
         "group": group,
         "version": str(version),
         "digest": vector_digest(vector).hex(),
         "manifest": manifest.hex(),
     }
-    write_atomically(path, to_safetensors(named_tensors(run, group, vector), metadata))
+    write_tensors(path, named_tensors(run, group, vector), metadata)
 
 
 def read_version(path: Path, run: RunSpec, group: str) -> StoredVersion:
@@ -69,12 +70,9 @@ def read_version(path: Path, run: RunSpec, group: str) -> StoredVersion:
         raise CheckpointInvalid(str(path), f"it holds {metadata.get('group')}, not {group}")
     try:
         version, manifest = int(metadata["version"]), bytes.fromhex(metadata["manifest"])
-        digest, vector = bytes.fromhex(metadata["digest"]), vector_of(run, group, tensors)
+        return StoredVersion(version, vector_of(run, group, tensors), manifest)
     except (KeyError, ValueError) as error:
         raise CheckpointInvalid(str(path), str(error)) from error
-    if vector_digest(vector) != digest:
-        raise CheckpointInvalid(str(path), "its parameters do not match its digest")
-    return StoredVersion(version, vector, manifest)
 
 
 def export_model(
@@ -124,38 +122,53 @@ def import_model(directory: Path) -> tuple[RunSpec, dict[str, int]]:
         raise ModelInvalid(str(directory), f"{CONFIG_FILE}: {error}") from error
 
 
+def write_tensors(path: Path, tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> None:
+    """Store tensors with a checksum over them and ``metadata``. Raises :class:`OSError`."""
+    checksum = _checksum(tensors, metadata)
+    write_atomically(path, to_safetensors(dict(tensors), {**metadata, CHECKSUM: checksum, "format": "pt"}))
+
+
 def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:
-    """Metadata and tensors of a safetensors file. Raises :class:`CheckpointInvalid`."""
+    """Metadata and tensors that :func:`write_tensors` stored. Raises :class:`CheckpointInvalid`."""
     try:
         with safe_open(str(path), framework="numpy") as file:
-            return dict(file.metadata() or {}), {name: np.array(file.get_tensor(name)) for name in file.keys()}
+            metadata = dict(file.metadata() or {})
+            names = file.keys()
+            tensors = {name: np.array(file.get_tensor(name)) for name in names}
     except OSError as error:
         raise CheckpointInvalid(str(path), error.strerror or str(error)) from error
     except SafetensorError as error:
         raise CheckpointInvalid(str(path), f"it is damaged ({error})") from error
+    checksum, _ = metadata.pop(CHECKSUM, ""), metadata.pop("format", "")
+    if checksum != _checksum(tensors, metadata):
+        raise CheckpointInvalid(str(path), "its contents do not match its checksum")
+    return metadata, tensors
+
+
+def _checksum(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) -> str:
+    total = hashlib.blake2b(json.dumps(sorted(metadata.items())).encode(), digest_size=32)
+    for name in sorted(tensors):
+        tensor = np.ascontiguousarray(tensors[name])
+        total.update(f"{name} {tensor.dtype} {tensor.shape}".encode())
+        total.update(tensor.reshape(-1).view(np.uint8).data)
+    return total.hexdigest()
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace ``path`` by ``data`` in one step. Raises :class:`OSError`, and then ``path`` is as before."""
-    with _temporary(path) as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-        Path(file.name).replace(path)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
     with suppress(OSError):  # some file systems cannot sync a folder; the rename itself has happened
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
-
-
-@contextmanager
-def _temporary(path: Path) -> Iterator[IO[bytes]]:
-    """A file beside ``path`` that is gone afterwards unless it was renamed."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-    finally:
-        Path(name).unlink(missing_ok=True)

@@ -152,10 +152,16 @@ class UpdateHeader(Signed):
 
 
 class Update(Message):
-    """Worker to aggregator; the payload follows as chunks."""
+    """Worker to aggregator; after ``proceed`` the payload follows as chunks."""
 
     type: Literal["update"] = "update"
     header: Sealed
+
+
+class Proceed(Message):
+    """Aggregator to worker: the header holds, the payload may follow; otherwise a receipt comes at once."""
+
+    type: Literal["proceed"] = "proceed"
 
 
 class Receipt(Signed):
@@ -359,7 +365,7 @@ class Close(Message):
 MESSAGES: dict[str, type[Message]] = {
     kind.model_fields["type"].default: kind
     for kind in (
-        Hello, Greeting, Welcome, Error, Update, ReceiptMessage, ManifestMessage, Want, Listing, Read, Chunk,
+        Hello, Greeting, Welcome, Error, Update, Proceed, ReceiptMessage, ManifestMessage, Want, Listing, Read, Chunk,
         Open, Opened, Attach, Attached, Step, State, Result, Close,
     )
 }  # fmt: skip

@@ -38,7 +38,7 @@ def unpack_tensor(fields: Any, shape: tuple[int | None, ...]) -> Vector:
     """The float32 array in ``fields``; ``None`` in ``shape`` allows any length of that axis.
 
     The array may be read-only. Raises :class:`WireError` (malformed) unless dtype, shape and bytes agree
-    with each other and with ``shape``.
+    with each other and with ``shape``, and no axis is empty.
     """
     try:
         dtype, sent, data = DTYPES[fields["dtype"]], fields["shape"], fields["data"]
@@ -48,7 +48,7 @@ def unpack_tensor(fields: Any, shape: tuple[int | None, ...]) -> Vector:
         isinstance(sent, list)
         and isinstance(data, bytes)
         and len(sent) == len(shape) <= MAX_DIMENSIONS
-        and all(type(size) is int and 0 <= size <= len(data) for size in sent)
+        and all(type(size) is int and size > 0 for size in sent)
         and all(want is None or want == size for want, size in zip(shape, sent, strict=True))
         and prod(sent) * dtype.itemsize == len(data)
     ):

@@ -1,0 +1,101 @@
+"""The demo's processes: each in a session of its own, none of which outlives the demo."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from spheroid_node.cli.parent import PARENT
+
+STOP_SECONDS = 8.0
+"""How long a process may take to leave cleanly before it is killed."""
+
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Child:
+    """One process, and where its output goes."""
+
+    name: str
+    log: Path
+    process: subprocess.Popen[bytes]
+
+    @property
+    def last_line(self) -> str:
+        """What it said last: where it ended by an error, that error."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+
+class Children:
+    """All processes of one demo. Use as a context manager: what still runs at its end is killed."""
+
+    def __init__(self, logs: Path) -> None:
+        self._logs = logs
+        self._children: list[Child] = []
+
+    def __enter__(self) -> Children:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.kill()
+
+    def start(self, name: str, arguments: Sequence[str]) -> Child:
+        """Run ``spheroid-node`` with ``arguments`` in the background."""
+        log = self._logs / f"{name}.log"
+        environment = os.environ | {"OMP_NUM_THREADS": "1", PARENT: str(os.getpid())}
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "spheroid_node", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                # A session of its own: the terminal's Ctrl-C reaches the demo alone, which then stops
+                # them in order, and a group that can be killed together with all that it started.
+                start_new_session=True,
+            )
+        child = Child(name, log, process)
+        self._children.append(child)
+        return child
+
+    def ended(self) -> list[Child]:
+        """Those that run no more."""
+        return [child for child in self._children if child.process.poll() is not None]
+
+    @property
+    def count(self) -> int:
+        return len(self._children)
+
+    def ask_to_leave(self) -> None:
+        """Ask all to leave cleanly."""
+        for child in self._children:
+            child.process.send_signal(signal.SIGTERM)  # does nothing where it has ended
+
+    async def stop(self, seconds: float = STOP_SECONDS) -> None:
+        """Ask all to leave cleanly, and kill what has not after ``seconds``."""
+        self.ask_to_leave()
+        deadline = time.monotonic() + seconds
+        while any(child.process.poll() is None for child in self._children):
+            if time.monotonic() >= deadline:
+                break
+            await asyncio.sleep(_POLL_SECONDS)
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill all at once, each with the processes that it started."""
+        for child in self._children:
+            # Also of one that has ended: something that it started may have outlived it.
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.process.pid, signal.SIGKILL)
+        for child in self._children:
+            child.process.wait()

@@ -1,0 +1,138 @@
+"""Draws a Snapshot for a terminal: the one renderer of ``status`` and ``demo``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from spheroid_node.node.snapshot import Replica, Snapshot
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+def render(snapshot: Snapshot, curve: Sequence[float] = ()) -> RenderableType:
+    """The whole view; ``curve`` is the from-noise CE of the rounds so far, in order."""
+    parts: list[RenderableType] = [headline(snapshot), replica_table(snapshot)]
+    if curve:
+        parts.append(curve_line(curve))
+    parts.append(totals_line(snapshot))
+    parts += [
+        Text(f"Block {block} has no live replica: nobody can be answered until one joins.", style="bold red")
+        for block in snapshot.missing
+    ]
+    parts += [
+        Text(f"{short_peer(replica.peer)} (block {replica.block}): {replica.note}", style="yellow")
+        for replica in snapshot.replicas
+        if replica.note
+    ]
+    return Group(*parts)
+
+
+def headline(snapshot: Snapshot) -> Text:
+    """Run, round, and how long the round still takes updates."""
+    left = snapshot.seconds_to_deadline
+    clock = f"deadline in {duration(left)}" if left >= 0 else "settling"
+    text = Text.assemble(
+        (snapshot.run.name, "bold"), f" {snapshot.run.run_id} · round {snapshot.round} · {clock}"
+    )
+    if snapshot.from_noise_ce is not None:
+        text.append(f" · from-noise CE {snapshot.from_noise_ce:.3f}")
+    return text
+
+
+def replica_table(snapshot: Snapshot) -> Table:
+    """A row for each replica, grouped by block; a block without one has a row that says so."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
+    table.add_column("block", justify="right")
+    table.add_column("replica")
+    table.add_column("state")
+    for name in ("version", "steps", "round", "tokens/s", "loss", "CE"):
+        table.add_column(name, justify="right")
+    table.add_column("accepted/late/refused", justify="right")
+    table.add_column("led", justify="right")
+    table.add_column("in", justify="right")
+    table.add_column("out", justify="right")
+    for block in range(snapshot.run.model.blocks):
+        replicas = snapshot.of_block(block)
+        if not replicas:
+            table.add_row(str(block), "none", "MISSING", style="bold red")
+        for index, replica in enumerate(replicas):
+            table.add_row(str(block) if index == 0 else "", *_cells(snapshot, replica))
+    return table
+
+
+def _cells(snapshot: Snapshot, replica: Replica) -> Iterable[str]:
+    announced = snapshot.versions.get(f"block-{replica.block}")
+    return (
+        short_peer(replica.peer),
+        escape(replica.state),
+        str(replica.version),
+        str(announced.steps) if announced else "–",
+        str(replica.round) if replica.round >= 0 else "–",
+        f"{replica.tokens_per_second:,.0f}",
+        _nats(replica.train_loss),
+        _nats(replica.from_noise_ce),
+        f"{replica.accepted}/{replica.late}/{replica.refused}",
+        str(replica.led),
+        size(replica.bytes_in),
+        size(replica.bytes_out),
+    )
+
+
+def curve_line(curve: Sequence[float]) -> Text:
+    """From-noise CE by round as a sparkline, with its first and newest value."""
+    return Text.assemble(
+        "CE by round ", (sparkline(curve), "green"), f" {curve[0]:.3f} → {curve[-1]:.3f} nats a byte"
+    )
+
+
+def totals_line(snapshot: Snapshot) -> Text:
+    """The swarm as a whole in one line."""
+    return Text(
+        f"{len(snapshot.replicas)} replicas · {snapshot.total('tokens_per_second'):,.0f} tokens/s · "
+        f"updates {snapshot.total('accepted'):.0f} accepted, {snapshot.total('late'):.0f} late, "
+        f"{snapshot.total('refused'):.0f} refused · {size(snapshot.total('bytes_in'))} in, "
+        f"{size(snapshot.total('bytes_out'))} out"
+    )
+
+
+def sparkline(values: Sequence[float], width: int = 48) -> str:
+    """One bar a value, the lowest value the lowest bar; only the last ``width`` values are drawn."""
+    shown = values[-width:]
+    low, high = min(shown), max(shown)
+    step = (high - low) / (len(BARS) - 1) or 1.0
+    return "".join(BARS[round((value - low) / step)] for value in shown)
+
+
+def size(count: float) -> str:
+    """A number of bytes with three digits and its unit."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.{1 if count < 100 else 0}f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people: ``8 s``, ``2 min 5 s``, ``3 h 4 min``."""
+    whole = max(0, int(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def short_peer(peer: str) -> str:
+    """The end of a peer id: all Ed25519 ids begin with the same letters."""
+    return f"…{peer[-8:]}"
+
+
+def _nats(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"

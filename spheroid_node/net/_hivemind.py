@@ -1,0 +1,42 @@
+"""The parts of hivemind that this package uses. Importing this costs seconds and some 280 MB.
+
+hivemind and its p2pd log to the terminal by themselves; here they are told to keep to errors, and their lines
+go through the root logger. ``HIVEMIND_LOGLEVEL`` in the environment turns them up.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+os.environ.setdefault("HIVEMIND_LOGLEVEL", "ERROR")
+
+from hivemind.dht.node import DHTNode
+from hivemind.dht.protocol import DHTProtocol, ValidationError
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
+from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+from hivemind.p2p import P2P, PeerID
+from hivemind.utils.logging import use_hivemind_log_handler
+from hivemind.utils.multiaddr import Multiaddr
+from hivemind.utils.timed_storage import ValueWithExpiration, get_dht_time
+
+use_hivemind_log_handler("nowhere")
+logging.getLogger("hivemind").setLevel(os.environ["HIVEMIND_LOGLEVEL"])
+logging.addLevelName(logging.WARNING, "WARNING")  # hivemind renames it for the whole process
+
+__all__ = [
+    "DHTID",
+    "P2P",
+    "DHTLocalStorage",
+    "DHTNode",
+    "DHTProtocol",
+    "DHTRecord",
+    "DictionaryDHTValue",
+    "Multiaddr",
+    "PeerID",
+    "RecordValidatorBase",
+    "ValidationError",
+    "ValueWithExpiration",
+    "get_dht_time",
+]

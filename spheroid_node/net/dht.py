@@ -1,0 +1,272 @@
+"""The DHT of a swarm: hivemind's DHTNode on its own libp2p daemon, in our event loop.
+
+What hivemind does not do by itself is added here: time-outs everywhere, errors in words, records that always
+replace their author's former ones, and a watch that rebuilds everything when the daemon process dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import structlog
+
+from spheroid_node.errors import ClockWrong, DhtFailed, NotReachable, PeersUnreachable, SpheroidError
+from spheroid_node.net import daemon
+from spheroid_node.net._hivemind import (
+    DHTID,
+    DHTNode,
+    Multiaddr,
+    PeerID,
+    ValidationError,
+    get_dht_time,
+)
+from spheroid_node.net.daemon import Listening
+from spheroid_node.net.identity import Identity
+from spheroid_node.net.ports import free_port, multiaddress
+from spheroid_node.net.validator import RecordValidator, harden
+
+log = structlog.get_logger()
+
+REQUEST_TIMEOUT = 15.0
+CREATE_TIMEOUT = 30.0
+GREET_INTERVAL = 30.0
+GREET_TIMEOUT = 10.0
+REPUBLISH_INTERVAL = 300.0
+LONGEST_BACK_OFF = 30.0
+TICK = 1e-3
+"""Least growth of the expiration of a record that replaces another."""
+
+
+class _Published(NamedTuple):
+    value: bytes
+    expiration: float
+
+
+@dataclass
+class Dht:
+    """One peer of the DHT. Make it with :meth:`start`; run :meth:`watch` beside it; :meth:`stop` it."""
+
+    identity: Identity
+    listening: Listening
+    peers: tuple[str, ...]
+    """Addresses of the peers that it started from."""
+    addresses: list[str] = field(default_factory=list)
+    """Addresses to hand out, /ip4/…/tcp/…/p2p/…; empty in client mode."""
+    _p2p: Any = None
+    _node: Any = None
+    _ready: asyncio.Event = field(default_factory=asyncio.Event)
+    _published: dict[str, _Published] = field(default_factory=dict)
+    _met: dict[str, list[Any]] = field(default_factory=dict)
+    """Addresses of the peers that were connected when last looked."""
+
+    @classmethod
+    async def start(
+        cls,
+        identity: Identity,
+        peers: Sequence[str] = (),
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        announce: str | None = None,
+        client_mode: bool = False,
+        option: str = "--port",
+    ) -> Dht:
+        """Join the DHT at ``peers``, or begin one without any.
+
+        ``announce`` is the IP address or name under which others reach ``host``; ``client_mode`` is for
+        peers that nobody needs to reach: they listen nowhere and store nothing for others. ``option``
+        names the port in errors. Raises :class:`MalformedAddress`, :class:`PortInUse`,
+        :class:`ConfigInvalid`, :class:`PeersUnreachable`, :class:`ClockWrong`, :class:`NotReachable`,
+        :class:`DhtFailed`.
+        """
+        daemon.check_addresses(peers)
+        if not client_mode:
+            port = free_port(host, port, option)
+        dht = cls(identity, Listening(host, port, announce, client_mode, option), tuple(peers))
+        await dht._build(dht.peers)
+        return dht
+
+    @property
+    def peer(self) -> str:
+        return self.identity.peer
+
+    @property
+    def local_address(self) -> str:
+        """The address for other programs on this machine."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.listening.host, self.listening.host)
+        return f"{multiaddress(host, self.listening.port)}/p2p/{self.peer}"
+
+    def time(self) -> float:
+        """DHT time: seconds since 1970."""
+        return float(get_dht_time())
+
+    async def put(self, key: str, value: bytes, ttl: float) -> bool:
+        """Publish ``value`` under (key, own peer id) for ``ttl`` seconds, in place of our value before.
+
+        False says that the last replica asked did not take it, or that none answered in time.
+        """
+        expiration = self.time() + ttl
+        if key in self._published:
+            expiration = max(expiration, self._published[key].expiration + TICK)
+        self._published[key] = _Published(value, expiration)
+        try:
+            async with self._request() as node:
+                return bool(await node.store(key, value, expiration, subkey=self.peer))
+        except TimeoutError:
+            log.warning("dht.put_timed_out", key=key)
+            return False
+
+    async def get(self, key: str) -> dict[str, bytes]:
+        """The newest valid value of every author under ``key``; nothing when no answer came in time."""
+        try:
+            async with self._request() as node:
+                found = await node.get(key, latest=True)
+        except TimeoutError:
+            log.warning("dht.get_timed_out", key=key)
+            return {}
+        if found is None or not isinstance(found.value, dict):
+            return {}
+        now = self.time()
+        return {peer: item.value for peer, item in found.value.items() if item.expiration_time > now}
+
+    async def watch(self) -> None:
+        """Run until cancelled: rebuild when the daemon process dies, keep in touch, keep records alive.
+
+        Nothing else notices a dead daemon, and a peer that lost all others never looks for them by itself.
+        """
+        republish_at = self.time() + REPUBLISH_INTERVAL
+        while True:
+            died = asyncio.ensure_future(self._p2p._child.wait())
+            try:
+                await asyncio.wait({died}, timeout=GREET_INTERVAL)
+                if died.done():
+                    await self._rebuild()
+                    continue
+            finally:
+                died.cancel()
+            await self._greet()
+            if self.time() >= republish_at:
+                await self._republish()
+                republish_at = self.time() + REPUBLISH_INTERVAL
+
+    async def stop(self) -> None:
+        """Leave. Returns within seconds, with the daemon process gone, whatever state it was in."""
+        self._ready.clear()
+        node, p2p, self._node, self._p2p = self._node, self._p2p, None, None
+        if node is not None:
+            with suppress(Exception):  # a dying daemon raises all kinds; it is ended below in any case
+                async with asyncio.timeout(2.0):
+                    await node.shutdown()
+        if p2p is not None:
+            await daemon.end(p2p)
+
+    # --- building and rebuilding ------------------------------------------------------------------
+
+    async def _build(self, peers: tuple[str, ...], *, first: bool = True) -> None:
+        """Daemon, then DHT node. At a rebuild, peers that do not answer are no reason to give up."""
+        p2p = await daemon.start(self.identity, self.listening, peers)
+        try:
+            async with asyncio.timeout(CREATE_TIMEOUT):
+                node = await DHTNode.create(
+                    p2p=p2p,
+                    node_id=DHTID.generate(source=p2p.peer_id.to_bytes()),
+                    initial_peers=list(peers),
+                    client_mode=self.listening.client_mode,
+                    record_validator=RecordValidator(self.identity.key),
+                    ensure_bootstrap_success=first,
+                    strict=first,
+                    cache_locally=False,
+                    cache_nearest=0,
+                    cache_on_store=False,
+                    cache_refresh_before_expiry=0,
+                    reuse_get_requests=False,
+                )
+                harden(node.protocol)
+                addresses = await self._visible_addresses(p2p)
+        except BaseException as error:
+            await daemon.end(p2p)
+            if isinstance(error, Exception):
+                raise self._explain(error, peers) from error
+            raise
+        self._p2p, self._node, self.addresses = p2p, node, addresses
+        self._ready.set()
+
+    def _explain(self, error: Exception, peers: tuple[str, ...]) -> SpheroidError:
+        if isinstance(error, ValidationError):
+            if "local time" in str(error):
+                return ClockWrong(str(error))
+            return NotReachable(self.listening.port)
+        if "bootstrap failed" in str(error):
+            return PeersUnreachable(peers, "connected, but no DHT peer answered there")
+        return DhtFailed(str(error) or type(error).__name__)
+
+    async def _visible_addresses(self, p2p: Any) -> list[str]:
+        if self.listening.client_mode:
+            return []
+        visible = [str(address) for address in await p2p.get_visible_maddrs(latest=True)]
+        return sorted(visible, key=lambda address: address.startswith("/ip4/127."))
+
+    async def _rebuild(self) -> None:
+        log.warning("dht.daemon_died", peer=self.peer)
+        self._ready.clear()
+        self._node.is_alive = False
+        await daemon.end(self._p2p)
+        wait = 0.5
+        while not self._ready.is_set():
+            for peers in (self._known_addresses(), ()):
+                try:
+                    await self._build(peers, first=False)
+                    break
+                except SpheroidError as error:
+                    log.warning("dht.rebuild_failed", peers=len(peers), cause=str(error))
+            else:
+                await asyncio.sleep(wait)
+                wait = min(2 * wait, LONGEST_BACK_OFF)
+        log.info("dht.rebuilt", peer=self.peer)
+        await self._greet()
+        await self._republish()
+
+    # --- keeping in touch -------------------------------------------------------------------------
+
+    def _known_addresses(self) -> tuple[str, ...]:
+        met = [f"{address}/p2p/{peer}" for peer, addresses in self._met.items() for address in addresses]
+        return tuple(dict.fromkeys([*self.peers, *met]))
+
+    async def _greet(self) -> None:
+        """Connect to every peer we know of, and tell its DHT node that we are here."""
+        targets: dict[str, list[Any]] = {peer: list(addresses) for peer, addresses in self._met.items()}
+        for text in self.peers:
+            address = Multiaddr(text)
+            targets.setdefault(address["p2p"], []).append(address)
+        targets.pop(self.peer, None)
+        await asyncio.gather(*(self._greet_one(peer, addresses) for peer, addresses in targets.items()))
+        with suppress(Exception):  # the daemon may be dying: then the next round of the watch rebuilds it
+            async with asyncio.timeout(GREET_TIMEOUT):
+                connected = await self._p2p.list_peers()
+                self._met = {info.peer_id.to_base58(): info.addrs for info in connected}
+
+    async def _greet_one(self, peer: str, addresses: list[Any]) -> None:
+        peer_id = PeerID.from_base58(peer)
+        with suppress(Exception):  # a peer that is away today may be back tomorrow
+            async with asyncio.timeout(GREET_TIMEOUT):
+                await self._p2p._client.connect(peer_id, addresses)
+                await self._node.protocol.call_ping(peer_id)
+
+    async def _republish(self) -> None:
+        """Publish our records again: peers that stored them for us may have left since."""
+        for key, (value, expiration) in list(self._published.items()):
+            left = expiration - self.time()
+            if left > 0:
+                await self.put(key, value, left)
+            else:
+                del self._published[key]
+
+    @asynccontextmanager
+    async def _request(self) -> AsyncIterator[Any]:
+        async with asyncio.timeout(REQUEST_TIMEOUT):
+            await self._ready.wait()
+            yield self._node

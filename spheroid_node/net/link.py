@@ -1,0 +1,122 @@
+"""One connection between two nodes: framed messages, counted and limited (protocols/link.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+from spheroid_node.net.tls import certified_peer
+from spheroid_node.wire.codes import ErrorCode, WireError
+from spheroid_node.wire.frames import HEADER, MAX_FRAME, frame_length
+from spheroid_node.wire.messages import Error, Message, decode
+
+BUFFER_BYTES = 1024 * 1024
+SEND_TIMEOUT = 60.0
+CLOSE_TIMEOUT = 2.0
+M = TypeVar("M", bound=Message)
+
+
+class LinkClosed(ConnectionError):
+    """The other side ended the connection, or it broke."""
+
+
+@dataclass
+class Traffic:
+    """Bytes of frames that a node has received and sent."""
+
+    received: int = 0
+    sent: int = 0
+
+
+class Link:
+    """One connection to ``peer``, whose identity is proven."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: str, traffic: Traffic
+    ) -> None:
+        self.peer = peer
+        self._reader = reader
+        self._writer = writer
+        self._traffic = traffic
+        self._closed = False
+        self._length: int | None = None  # of the frame whose header has been read
+
+    async def send(self, message: Message, timeout: float = SEND_TIMEOUT) -> None:
+        """Send ``message``. Raises :class:`WireError` (too-large), :class:`LinkClosed`, TimeoutError."""
+        body = message.pack()
+        if len(body) > MAX_FRAME:
+            raise WireError(ErrorCode.TOO_LARGE, f"frame of {len(body)} bytes, limit {MAX_FRAME}")
+        if self._writer.is_closing():
+            raise LinkClosed(f"the link to {self.peer} is closed")
+        self._traffic.sent += HEADER.size + len(body)
+        self._writer.write(HEADER.pack(len(body)) + body)
+        try:
+            async with asyncio.timeout(timeout):
+                await self._writer.drain()
+        except TimeoutError:
+            raise
+        except (OSError, RuntimeError) as error:  # uvloop: RuntimeError on a transport that just closed
+            raise LinkClosed(f"{self.peer}: {error}") from error
+
+    async def receive(self, timeout: float | None = None) -> Message:
+        """The next message. After a TimeoutError the link is still good, and receiving may go on.
+
+        Raises :class:`WireError` for what is no message, :class:`LinkClosed`, TimeoutError.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                if self._length is None:
+                    self._length = frame_length(await self._reader.readexactly(HEADER.size))
+                body = await self._reader.readexactly(self._length)
+        except TimeoutError:
+            raise
+        except (asyncio.IncompleteReadError, OSError) as error:
+            raise LinkClosed(f"{self.peer} closed the connection") from error
+        self._traffic.received += HEADER.size + self._length
+        self._length = None
+        return decode(body)
+
+    async def expect(self, kind: type[M], timeout: float | None = None) -> M:
+        """The next message, which must be a ``kind``.
+
+        Raises as :meth:`receive`; also :class:`WireError` with the peer's own code when it sends an Error,
+        and (unexpected) for any other message.
+        """
+        message = await self.receive(timeout)
+        if isinstance(message, kind):
+            return message
+        if isinstance(message, Error):
+            raise WireError(message.code, message.detail)
+        raise WireError(ErrorCode.UNEXPECTED, f"{type(message).__name__} instead of {kind.__name__}")
+
+    async def fail(self, error: WireError) -> None:
+        """Tell the peer why, if it still listens, and close."""
+        with suppress(OSError, WireError):
+            await self.send(Error(code=error.code, detail=error.detail[:512]), timeout=CLOSE_TIMEOUT)
+        await self.close()
+
+    async def close(self) -> None:
+        """Close within CLOSE_TIMEOUT, whatever the peer does. Closing twice does no harm."""
+        if self._closed:
+            return
+        self._closed = True  # a second wait on the same transport would meet the first one's cancellation
+        self._writer.close()
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT):
+                await self._writer.wait_closed()
+        except (OSError, ssl.SSLError):  # TimeoutError is an OSError
+            pass
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Drop the connection at once."""
+        self._writer.transport.abort()
+
+    @property
+    def certified_peer(self) -> str | None:
+        """The peer whose key the other side's TLS certificate holds; None for a client, which shows none."""
+        return certified_peer(self._writer.get_extra_info("ssl_object"))

@@ -1,0 +1,48 @@
+"""A way into the swarm: the DHT, the run found in it, and links to its nodes. Daemon and clients share it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from spheroid_node.config import NodeConfig
+from spheroid_node.net.dht import Dht
+from spheroid_node.net.directory import Directory, find_run
+from spheroid_node.net.identity import Identity
+from spheroid_node.net.links import Link, Traffic, dial
+from spheroid_node.run import RunSpec
+from spheroid_node.wire.messages import HopAddress
+
+
+@dataclass
+class Client:
+    """Everything that talking to a run takes."""
+
+    dht: Dht
+    run: RunSpec
+    directory: Directory
+    identity: Identity
+    traffic: Traffic = field(default_factory=Traffic)
+
+    async def dial(self, address: HopAddress, service: str) -> Link:
+        """A link to a node. Raises LinkFailed."""
+        return await dial(address, self.identity, self.run.run_id, service, self.traffic)
+
+
+@asynccontextmanager
+async def open_client(config: NodeConfig, identity: Identity, *, client_mode: bool) -> AsyncIterator[Client]:
+    """Enter the DHT and find the run. Raises the errors of :meth:`Dht.start` and :func:`find_run`."""
+    dht = await Dht.start(
+        identity,
+        config.peers,
+        host=config.host,
+        port=config.port,
+        announce=config.announce,
+        client_mode=client_mode,
+    )
+    try:
+        run = await find_run(dht, config.run)
+        yield Client(dht, run, Directory(dht, run), identity)
+    finally:
+        await dht.stop()

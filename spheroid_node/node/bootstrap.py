@@ -1,0 +1,91 @@
+"""The daemon behind ``spheroid-node bootstrap``: a DHT peer that publishes a run."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+
+from spheroid_node.config import NodeConfig, address_left, runtime_dir
+from spheroid_node.errors import PortInUse
+from spheroid_node.net.dht import Dht
+from spheroid_node.net.directory import Directory
+from spheroid_node.net.identity import Identity, load_identity
+from spheroid_node.node.signals import stop_on_signals
+from spheroid_node.node.state import StateDirectory
+from spheroid_node.run import RunSpec
+from spheroid_node.training.checkpoint import write_atomically
+from spheroid_node.wire.records import RUN_TTL
+
+log = structlog.get_logger()
+
+JOIN_FILE = "join.txt"
+PORT_FILE = "port"
+
+
+async def run_bootstrap(config: NodeConfig, run: RunSpec) -> None:
+    """Publish ``run`` until a signal ends it. The key, and the port unless one is given, are kept.
+
+    Raises the errors of :meth:`Dht.start` and of the state directory.
+    """
+    stopping = stop_on_signals()
+    with StateDirectory(config.state_dir) as state:
+        state.bind(run)
+        identity = load_identity(state.identity)
+        dht = await _start(config, identity, state.path / PORT_FILE)
+        try:
+            line = join_line(dht.addresses[0], run)
+            write_atomically(state.path / JOIN_FILE, f"{line}\n".encode())
+            write_atomically(state.path / PORT_FILE, f"{dht.listening.port}\n".encode())
+            directory = Directory(dht, run)
+            await directory.publish_run()
+            with address_left(runtime_dir(), run.run_id, dht.local_address):
+                log.info("bootstrap.started", run=run.run_id, address=dht.addresses[0], join=line)
+                print(line, flush=True)
+                await _serve(dht, directory, stopping)
+        finally:
+            await dht.stop()
+    log.info("bootstrap.stopped")
+
+
+async def _start(config: NodeConfig, identity: Identity, kept: Path) -> Dht:
+    """On the port given, else on the one used last time if it is still free, else on any."""
+    ports = [config.port] if config.port else [*_kept_port(kept), 0]
+    for port in ports[:-1]:
+        with suppress(PortInUse):
+            return await _listen(config, identity, port)
+    return await _listen(config, identity, ports[-1])
+
+
+async def _listen(config: NodeConfig, identity: Identity, port: int) -> Dht:
+    return await Dht.start(identity, config.peers, host=config.host, port=port, announce=config.announce)
+
+
+def _kept_port(file: Path) -> list[int]:
+    with suppress(OSError, ValueError):
+        return [int(file.read_text())]
+    return []
+
+
+async def _serve(dht: Dht, directory: Directory, stopping: asyncio.Event) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        running = [
+            tasks.create_task(dht.watch(), name="dht"),
+            tasks.create_task(_publish(directory), name="publish"),
+        ]
+        await stopping.wait()
+        for task in running:
+            task.cancel()
+
+
+async def _publish(directory: Directory) -> None:
+    while True:
+        await asyncio.sleep(RUN_TTL / 3)
+        await directory.publish_run()
+
+
+def join_line(address: str, run: RunSpec) -> str:
+    """The command that a volunteer types."""
+    return f"spheroid-node join --block auto --run {run.run_id} --peer {address}"

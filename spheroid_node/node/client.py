@@ -1,0 +1,46 @@
+"""What a command that is no node does with a swarm: enter it, and put its model together."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from spheroid_node.config import NodeConfig
+from spheroid_node.errors import ChainFailed
+from spheroid_node.net.identity import ephemeral_identity
+from spheroid_node.node.access import Client, open_client
+from spheroid_node.node.sync import Synchroniser
+from spheroid_node.node.versions import VersionStore
+from spheroid_node.wire.tensors import Vector
+
+__all__ = ["Client", "fetch_model", "swarm_client"]
+
+
+@asynccontextmanager
+async def swarm_client(config: NodeConfig) -> AsyncIterator[Client]:
+    """A client for one command: a key of its own that nothing keeps, and nobody needs to reach it."""
+    async with open_client(config, ephemeral_identity(), client_mode=True) as client:
+        yield client
+
+
+async def fetch_model(client: Client) -> tuple[dict[str, Vector], dict[str, int]]:
+    """Parameters and version of every group, the newest that is handed out.
+
+    Raises :class:`ChainFailed` where a version was announced and nobody hands it out.
+    """
+    groups = client.run.groups
+    announced = await asyncio.gather(*map(client.directory.newest_manifest, groups))
+    store = VersionStore(client.run)
+    held = await asyncio.gather(*map(Synchroniser(client, store).sync, groups))
+    lost = [
+        group
+        for group, version, newest in zip(groups, held, announced, strict=True)
+        if newest is not None and version.version < newest[1].version
+    ]
+    if lost:
+        raise ChainFailed(f"nobody hands out the newest version of {', '.join(lost)}")
+    return (
+        {group: version.vector for group, version in zip(groups, held, strict=True)},
+        {group: version.version for group, version in zip(groups, held, strict=True)},
+    )

@@ -1,0 +1,231 @@
+"""The aggregator's part of a node: takes in updates of its groups, writes the version, announces it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import SpooledTemporaryFile
+from typing import IO
+
+import structlog
+
+from spheroid_node.model.parameters import elements
+from spheroid_node.net.links import Link, LinkClosed
+from spheroid_node.node.access import Client
+from spheroid_node.node.sync import Synchroniser
+from spheroid_node.node.versions import Held, VersionStore
+from spheroid_node.rounds.aggregation import PayloadFacts
+from spheroid_node.rounds.aggregator import Aggregator, Desk, Offer
+from spheroid_node.rounds.collection import Answer, Base
+from spheroid_node.rounds.election import ranking
+from spheroid_node.rounds.slots import Slots
+from spheroid_node.run import INTERFACE_GROUP
+from spheroid_node.wire.codes import ErrorCode, Verdict, WireError
+from spheroid_node.wire.messages import (
+    Chunk,
+    ManifestMessage,
+    Proceed,
+    Receipt,
+    ReceiptMessage,
+    Update,
+    UpdateHeader,
+)
+from spheroid_node.wire.records import NodeRecord
+from spheroid_node.wire.tensors import CHUNK_BYTES, chunks
+
+log = structlog.get_logger()
+
+CHUNK_SECONDS = 30.0
+IN_MEMORY_BYTES = 8 * CHUNK_BYTES
+"""An update up to this size is spooled in memory, a larger one on disk."""
+
+
+class Collector:
+    """Service ``round`` of a node: a :class:`Desk` behind links, and a task that closes each round."""
+
+    def __init__(
+        self, client: Client, store: VersionStore, sync: Synchroniser, groups: tuple[str, ...], spool: Path
+    ) -> None:
+        self._client = client
+        self._store = store
+        self._sync = sync
+        self._groups = groups
+        self._spool = spool
+        self._slots = Slots.of(client.run.round)
+        self._desk = Desk(client.run)
+        self._turns = {group: asyncio.Lock() for group in groups}
+        self._changed = {group: asyncio.Event() for group in groups}
+        self._waiting: dict[str, list[Link]] = {group: [] for group in groups}
+        self.led = 0
+        """Versions that this node has written."""
+
+    # --- what comes in ----------------------------------------------------------------------------
+
+    async def handle(self, link: Link) -> None:
+        """One connection of a worker: any number of updates, each answered by a receipt."""
+        while True:
+            try:
+                message = await link.receive(timeout=3 * self._slots.period)
+            except LinkClosed:
+                return
+            if not isinstance(message, Update):
+                raise WireError(ErrorCode.UNEXPECTED, "an update was expected")
+            await self._receive(link, message.header)
+
+    async def submit(self, envelope: bytes, payload: bytes) -> Receipt:
+        """This node's own update, when it is its own aggregator."""
+        offer = await self._offer(envelope)
+        answer = offer.answer
+        if answer is None:
+            meter = offer.meter()
+            for chunk in chunks(payload):
+                meter.feed(chunk)
+            answer = await self._deliver(offer, meter.facts(), chunks(payload))
+        return offer.receipt(answer)
+
+    async def _receive(self, link: Link, envelope: bytes) -> None:
+        offer = await self._offer(envelope)
+        if offer.author != link.peer:
+            raise WireError(ErrorCode.NOT_AUTHENTIC, "an update comes from its author")
+        answer = offer.answer
+        if answer is None:
+            await link.send(Proceed())
+            with SpooledTemporaryFile(max_size=IN_MEMORY_BYTES, dir=str(self._spool)) as spool:
+                meter = offer.meter()
+                while not meter.complete:
+                    chunk = await link.receive(timeout=CHUNK_SECONDS)
+                    if not isinstance(chunk, Chunk) or chunk.index != meter.count:
+                        raise WireError(ErrorCode.UNEXPECTED, f"chunk {meter.count} was expected")
+                    meter.feed(chunk.data)
+                    spool.write(chunk.data)
+                answer = await self._deliver(offer, meter.facts(), _chunks_of(spool))
+        # Whoever has handed in an update waits on this link for the version it becomes part of.
+        if offer.header.group in self._waiting:
+            self._waiting[offer.header.group].append(link)
+        receipt = offer.receipt(answer).seal(self._client.identity.key)
+        await link.send(ReceiptMessage(receipt=receipt))
+
+    async def _offer(self, envelope: bytes) -> Offer:
+        author, header = UpdateHeader.unseal(envelope)
+        if header.group in self._groups and header.run == self._client.run.run_id:
+            await self._open(header.group, header.round)
+            aggregator = self._desk.aggregator(header.group)
+            if aggregator is not None and not aggregator.collection.knows(author):
+                aggregator.collection.expect(await self._live(header.group, fresh=True))
+        return self._desk.offer(envelope, self._client.dht.time())
+
+    async def _deliver(
+        self, offer: Offer, facts: PayloadFacts, parts: Iterator[bytes | memoryview]
+    ) -> Answer:
+        group = offer.header.group
+        async with self._turns[group]:
+            # In a thread: the sum of a large group takes longer than a loop may stand still.
+            answer = await asyncio.to_thread(self._desk.deliver, offer, facts, parts, self._client.dht.time())
+        self._changed[group].set()
+        return answer
+
+    # --- the round --------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Open every group's rounds in turn and close each at τ, or when all were heard. For ever."""
+        async with asyncio.TaskGroup() as tasks:
+            for group in self._groups:
+                tasks.create_task(self._run_group(group), name=f"collect {group}")
+
+    async def _run_group(self, group: str) -> None:
+        while True:
+            changed = self._changed[group]
+            changed.clear()
+            aggregator = self._desk.aggregator(group)
+            if aggregator is None or aggregator.collection.is_closed:
+                await changed.wait()
+                continue
+            collection = aggregator.collection
+            now = self._client.dht.time()
+            if collection.is_over(now):
+                async with self._turns[group]:
+                    await self._close(group, aggregator)
+                continue
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), max(0.01, collection.deadline - now))
+
+    async def _open(self, group: str, round: int) -> None:
+        """Make room for updates of ``round``, unless it is still far or the one before collects."""
+        async with self._turns[group]:
+            current = self._desk.aggregator(group)
+            now_round = self._slots.round_at(self._client.dht.time())
+            round = min(round, now_round + 1)
+            if current is not None:
+                if round <= current.collection.round:
+                    return
+                if not current.collection.is_closed:
+                    if round > now_round:
+                        return
+                    await self._close(group, current)
+            held = self._store.newest(group)
+            if held.round < round - 1:
+                held = await self._sync.sync(group)
+            base = Base(held.version, held.digest, held.steps, held.norms)
+            live = await self._live(group)
+            size = elements(self._client.run, group)
+            self._desk.open(Aggregator(self._client.run, group, round, base, size, live))
+            self._waiting[group] = []
+            self._changed[group].set()
+
+    async def _live(self, group: str, fresh: bool = False) -> set[str]:
+        """Peers that own a replica of ``group`` now, this one included."""
+        nodes = await self._sync.nodes(fresh)
+        return {peer for peer, record in nodes.items() if owns(record, group)} | {self._client.identity.peer}
+
+    async def _close(self, group: str, aggregator: Aggregator) -> None:
+        collection = aggregator.collection
+        base = self._store.get(group, collection.base.version)
+        rank = ranking(collection.run_id, group, collection.round, await self._live(group)).index(
+            self._client.identity.peer
+        )
+        stale = base is None or base.digest != collection.base.digest
+        if stale or self._store.newest(group).version != collection.base.version:
+            # Another aggregator has already made the next version: this one steps back.
+            collection.close()
+            return
+        assert base is not None
+        made = await asyncio.to_thread(aggregator.close, base.vector, rank)
+        if made is None:
+            return
+        sealed = made.manifest.seal(self._client.identity.key)
+        held = await asyncio.to_thread(Held.of, group, made.manifest.version, made.vector, sealed)
+        await asyncio.to_thread(self._store.adopt, held)
+        self.led += 1
+        self._log_led(held)
+        announcement = asyncio.create_task(self._client.directory.publish_manifest(group, sealed))
+        for link in self._waiting[group]:
+            with contextlib.suppress(WireError, OSError):
+                await link.send(ManifestMessage(manifest=sealed))
+        await announcement
+
+    def _log_led(self, held: Held) -> None:
+        manifest = held.manifest
+        assert manifest is not None
+        verdicts = [update.verdict for update in manifest.updates]
+        described = {"round": manifest.round, "group": manifest.group, "version": manifest.version}
+        described["digest"] = manifest.digest.hex()
+        log.info(
+            "round.led",
+            **described,
+            **{str(verdict): verdicts.count(verdict) for verdict in Verdict},
+            workers=len({update.peer for update in manifest.updates}),
+        )
+        log.info("round.version", **described)
+
+
+def owns(record: NodeRecord, group: str) -> bool:
+    """Whether a node takes part in the rounds of ``group``; all blocks do in those of the interface."""
+    return record.state == "online" and group in (f"block-{record.block}", INTERFACE_GROUP)
+
+
+def _chunks_of(spool: IO[bytes]) -> Iterator[bytes | memoryview]:
+    spool.seek(0)
+    while chunk := spool.read(CHUNK_BYTES):
+        yield chunk

@@ -1,0 +1,209 @@
+"""The daemon behind ``spheroid-node join``: start, run, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass
+
+import structlog
+import torch
+
+from spheroid_node.config import NodeConfig
+from spheroid_node.errors import NotAllowed
+from spheroid_node.net.identity import load_identity
+from spheroid_node.net.link import Link
+from spheroid_node.net.links import LinkServer
+from spheroid_node.net.transfer import serve_transfer
+from spheroid_node.node.access import Client, open_client
+from spheroid_node.node.collecting import Collector
+from spheroid_node.node.models import HopModels
+from spheroid_node.node.report import Report, Reporter
+from spheroid_node.node.signals import stop_on_signals
+from spheroid_node.node.state import StateDirectory
+from spheroid_node.node.submitting import Submitter
+from spheroid_node.node.sync import Synchroniser
+from spheroid_node.node.trainer import TrainerProcess
+from spheroid_node.node.versions import VersionStore
+from spheroid_node.node.worker import Worker
+from spheroid_node.run import RunSpec
+from spheroid_node.serving.hop import HopService
+from spheroid_node.training.trainer_protocol import Configure
+from spheroid_node.wire.messages import HopAddress
+from spheroid_node.wire.records import NodeRecord
+
+log = structlog.get_logger()
+
+LEAVE_SECONDS = 8.0
+"""For leaving after the first Ctrl-C; what has not ended by then is dropped."""
+POLL_SECONDS = 1.0
+
+
+async def run_node(config: NodeConfig, block: int | None) -> None:
+    """Own a replica of ``block`` (None: the one that needs it most) until a signal ends it.
+
+    Raises the errors of errors.py that a user can meet at the start, before anything is announced.
+    """
+    stopping = stop_on_signals()
+    torch.set_num_threads(1)  # for serving; the trainer has a process and threads of its own
+    with StateDirectory(config.state_dir) as state:
+        identity = load_identity(state.identity)
+        async with open_client(config, identity, client_mode=False) as client, AsyncExitStack() as stack:
+            state.bind(client.run)
+            if not client.run.allows(identity.peer):
+                raise NotAllowed(client.run.run_id, identity.peer)
+            block = await _choose_block(client) if block is None else block
+            client.run.check_block(block)
+            trainer = TrainerProcess(_configuration(config, client.run, state, block, identity.peer))
+            stack.push_async_callback(trainer.stop)
+            await trainer.start()
+            await Node(config, client, state, block, trainer).run(stopping)
+    log.info("node.stopped")
+
+
+@dataclass
+class Node:
+    """The parts of a node, wired together for one block."""
+
+    config: NodeConfig
+    client: Client
+    state: StateDirectory
+    block: int
+    trainer: TrainerProcess
+
+    def __post_init__(self) -> None:
+        client, run = self.client, self.client.run
+        own = set(run.worker_groups(self.block))
+        self.store = VersionStore(run, lambda group: self.state.versions(group) if group in own else None)
+        self.report = Report(self.block, self.trainer.device)
+        self.sync = Synchroniser(client, self.store)
+        groups = run.worker_groups(self.block)
+        self.collector = Collector(client, self.store, self.sync, groups, self.state.spool)
+        self.executor = ThreadPoolExecutor(1, thread_name_prefix="hop")
+        self.hops = HopService(
+            run, self.block, HopModels(run, self.block, self.store), self._dial_hop, self.executor
+        )
+        self.server = LinkServer(
+            client.identity,
+            run,
+            self.config.host,
+            self.config.data_port,
+            {"round": self.collector.handle, "transfer": self._transfer, "hop": self.hops.handle},
+            client.traffic,
+        )
+        submitter = Submitter(client, self.collector, self.sync)
+        self.worker = Worker(client, self.block, self.store, self.sync, submitter, self.trainer, self.report)
+
+    async def run(self, stopping: asyncio.Event) -> None:
+        """Serve and train until ``stopping`` is set, then leave."""
+        await self.server.start()
+        address = HopAddress(
+            peer=self.client.identity.peer, host=announced_host(self.config), port=self.server.port
+        )
+        reporter = Reporter(self.client, self.store, self.report, address)
+        try:
+            await asyncio.gather(*map(self.sync.sync, self.client.run.worker_groups(self.block)))
+            self.report.state = "online"
+            self._log_started(address)
+            async with asyncio.TaskGroup() as tasks:
+                running = [
+                    tasks.create_task(work, name=name)
+                    for name, work in {
+                        "dht": self.client.dht.watch(),
+                        "report": reporter.run(),
+                        "meters": self._meters(),
+                        "collector": self.collector.run(),
+                        "worker": self.worker.run(),
+                    }.items()
+                ]
+                await stopping.wait()
+                for task in running:
+                    task.cancel()
+        finally:
+            await self._leave(reporter)
+
+    async def _leave(self, reporter: Reporter) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEAVE_SECONDS):
+                await asyncio.gather(reporter.leave(), self.hops.stop(), self.trainer.stop())
+                await self.server.stop()
+        self.executor.shutdown(wait=False, cancel_futures=True)
+
+    async def _meters(self) -> None:
+        """Copy what the services count into the report."""
+        while True:
+            counted = (self.hops.sessions, self.hops.hop_seconds, self.collector.led)
+            if counted != (self.report.sessions, self.report.hop_seconds, self.report.led):
+                self.report.sessions, self.report.hop_seconds, self.report.led = counted
+                self.report.touch()
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _transfer(self, link: Link) -> None:
+        await serve_transfer(link, self.store)
+
+    async def _dial_hop(self, address: HopAddress) -> Link:
+        return await self.client.dial(address, "hop")
+
+    def _log_started(self, address: HopAddress) -> None:
+        log.info(
+            "node.started",
+            peer=address.peer,
+            run=self.client.run.run_id,
+            block=self.block,
+            device=self.report.device,
+            port=self.client.dht.listening.port,
+            data_port=self.server.port,
+            address=self.client.dht.local_address,
+            versions={
+                group: self.store.newest(group).version for group in self.client.run.worker_groups(self.block)
+            },
+        )
+
+
+def announced_host(config: NodeConfig) -> str:
+    """The address under which others should dial this machine's services."""
+    if config.announce is not None:
+        return config.announce
+    if config.host not in ("0.0.0.0", "::"):
+        return config.host
+    # A datagram socket that is only connected sends nothing, but knows the route out.
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"
+
+
+async def _choose_block(client: Client) -> int:
+    """The block with the fewest live replicas; of several, any, so that joiners spread."""
+    nodes = await client.directory.all_nodes(client.run.model.blocks)
+    return lacking_block(client.run, nodes, secrets.randbelow(2**31))
+
+
+def lacking_block(run: RunSpec, nodes: dict[str, NodeRecord], draw: int) -> int:
+    """Index of a block with the fewest replicas; ``draw`` decides among equals."""
+    replicas = [sum(record.block == block for record in nodes.values()) for block in range(run.model.blocks)]
+    fewest = [block for block, count in enumerate(replicas) if count == min(replicas)]
+    return fewest[draw % len(fewest)]
+
+
+def _configuration(
+    config: NodeConfig, run: RunSpec, state: StateDirectory, block: int, peer: str
+) -> Configure:
+    threads = config.threads or int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)
+    return Configure(
+        run=run.pack(),
+        block=block,
+        device=config.device,
+        data=list(config.data),
+        held_out=list(config.held_out),
+        # Each worker draws windows of its own: replicas that saw the same text would learn the same.
+        worker_seed=int.from_bytes(peer.encode()[-6:], "big"),
+        threads=threads,
+        state=str(state.optimiser(block)),
+    )

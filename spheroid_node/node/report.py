@@ -1,0 +1,120 @@
+"""What a node says about itself: its record in the DHT, its log and its metrics are made of this."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+
+from spheroid_node.errors import IdentityCopied
+from spheroid_node.node.access import Client
+from spheroid_node.node.versions import VersionStore
+from spheroid_node.wire.codes import Verdict
+from spheroid_node.wire.messages import HopAddress
+from spheroid_node.wire.records import NODE_TTL, HeldVersion, NodeRecord
+
+RENEW_SECONDS = NODE_TTL / 3
+SHORTEST_SECONDS = 0.5
+"""Changes that come closer together than this are published as one."""
+
+FOREIGN_READINGS = 2
+"""How often in a row another's record must stand under our key before it counts as a copy."""
+
+
+@dataclass
+class Report:
+    """Filled in by the parts of a node, published by :class:`Reporter`."""
+
+    block: int
+    device: str
+    state: str = "joining"
+    round: int = -1
+    verdicts: Counter[Verdict] = field(default_factory=Counter)
+    tokens_per_second: float = 0.0
+    train_loss: float | None = None
+    from_noise_ce: float | None = None
+    sessions: int = 0
+    hop_seconds: float = 0.0
+    led: int = 0
+    note: str = ""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def touch(self) -> None:
+        """Something is new: publish soon rather than at the next renewal."""
+        self.changed.set()
+
+
+class Reporter:
+    """Publishes a node's record for as long as it lives."""
+
+    def __init__(self, client: Client, store: VersionStore, report: Report, address: HopAddress) -> None:
+        self._client = client
+        self._store = store
+        self._report = report
+        self._address = address
+        self._started = client.dht.time()
+        self._foreign = 0
+
+    def record(self) -> NodeRecord:
+        report, traffic = self._report, self._client.traffic
+        held = [self._store.newest(group) for group in self._client.run.worker_groups(report.block)]
+        return NodeRecord.parse(
+            {
+                "run": self._client.run.run_id,
+                "block": report.block,
+                "state": report.state,
+                "host": self._address.host,
+                "port": self._address.port,
+                "device": report.device,
+                "started": self._started,
+                "round": report.round,
+                "held": [
+                    HeldVersion(group=item.group, version=item.version, digest=item.digest) for item in held
+                ],
+                "accepted": report.verdicts[Verdict.ACCEPTED],
+                "late": report.verdicts[Verdict.LATE],
+                "refused": report.verdicts[Verdict.REFUSED],
+                "led": report.led,
+                "tokens_per_second": report.tokens_per_second,
+                "train_loss": report.train_loss,
+                "from_noise_ce": report.from_noise_ce,
+                "bytes_in": traffic.received,
+                "bytes_out": traffic.sent,
+                "sessions": report.sessions,
+                "hop_seconds": report.hop_seconds,
+                "note": report.note[:200],
+            }
+        )
+
+    async def publish(self) -> None:
+        await self._client.directory.publish_node(self.record())
+
+    async def run(self) -> None:
+        """Publish at every change and renew in between, for ever.
+
+        Raises :class:`IdentityCopied` when another live node publishes under this node's key.
+        """
+        while True:
+            self._report.changed.clear()
+            await self.publish()
+            await self._check_copy()
+            await asyncio.sleep(SHORTEST_SECONDS)
+            try:
+                await asyncio.wait_for(self._report.changed.wait(), RENEW_SECONDS)
+            except TimeoutError:
+                continue
+
+    async def leave(self) -> None:
+        """Say goodbye, so that nobody waits for this node's updates until its record expires."""
+        self._report.state = "leaving"
+        await self.publish()
+
+    async def _check_copy(self) -> None:
+        """Of two nodes with one key the one that started later gives way."""
+        nodes = await self._client.directory.nodes(self._report.block)
+        found = nodes.get(self._client.identity.peer)
+        # Ours was published just now, so a record that started before us is being renewed elsewhere.
+        older = found is not None and found.started < self._started
+        self._foreign = self._foreign + 1 if older else 0
+        if self._foreign >= FOREIGN_READINGS:
+            raise IdentityCopied(str(self._client.identity.path), self._client.identity.peer)

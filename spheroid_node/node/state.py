@@ -1,0 +1,85 @@
+"""The state directory: everything a node must remember, held by one live node at a time."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from spheroid_node.errors import RunMismatch, StateInUse, StateUnwritable
+from spheroid_node.run import RunSpec
+from spheroid_node.training.checkpoint import write_atomically
+
+
+class StateDirectory:
+    """Paths of a node's files, behind a lock that ends with the process that holds it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: int | None = None
+
+    @property
+    def identity(self) -> Path:
+        return self.path / "identity.key"
+
+    @property
+    def spool(self) -> Path:
+        """Updates on their way into a version; emptied at every start."""
+        return self.path / "spool"
+
+    def versions(self, group: str) -> Path:
+        return self.path / "versions" / group
+
+    def optimiser(self, block: int) -> Path:
+        return self.path / f"optimiser-{block}.safetensors"
+
+    def __enter__(self) -> Self:
+        """Take the directory. Raises :class:`StateUnwritable`, :class:`StateInUse`."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise StateUnwritable(str(self.path), error.strerror or str(error)) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.read(self._lock, 64).decode(errors="replace").strip() or "another process"
+            self._release()
+            raise StateInUse(str(self.path), holder) from error
+        try:
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, f"process {os.getpid()}\n".encode(), 0)
+            self.spool.mkdir(exist_ok=True)
+            for left in self.spool.iterdir():
+                left.unlink()
+        except OSError as error:
+            self._release()
+            raise StateUnwritable(str(self.path), error.strerror or str(error)) from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._release()
+
+    def bind(self, run: RunSpec) -> None:
+        """Keep the run's spec here. Raises :class:`RunMismatch` if the directory belongs to another run."""
+        file = self.path / "run.msgpack"
+        try:
+            if file.exists():
+                kept = RunSpec.unpack(file.read_bytes())
+                if kept.run_id != run.run_id:
+                    raise RunMismatch(run.run_id, kept.run_id, f"State directory {self.path}")
+            else:
+                write_atomically(file, run.pack())
+        except OSError as error:
+            raise StateUnwritable(str(self.path), error.strerror or str(error)) from error
+        except ValueError as error:
+            raise StateUnwritable(str(self.path), f"{file.name} is damaged: {error}") from error
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None

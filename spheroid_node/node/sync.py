@@ -1,0 +1,157 @@
+"""Keeping up: the newest version of a group, from whoever holds it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from spheroid_node.errors import TransferFailed
+from spheroid_node.model.parameters import elements
+from spheroid_node.net.links import LinkFailed
+from spheroid_node.net.transfer import fetch_version
+from spheroid_node.node.access import Client
+from spheroid_node.node.versions import Held, VersionStore
+from spheroid_node.rounds.forks import choose, is_plausible
+from spheroid_node.wire.codes import WireError
+from spheroid_node.wire.messages import HopAddress, Listing, Manifest, Want
+from spheroid_node.wire.records import NodeRecord
+from spheroid_node.wire.tensors import decode_vector
+
+log = structlog.get_logger()
+
+NODES_FRESH_SECONDS = 2.0
+LISTING_SECONDS = 10.0
+
+
+class Synchroniser:
+    """Brings the versions of a store up to date. Only one fetch a group runs at a time."""
+
+    def __init__(self, client: Client, store: VersionStore) -> None:
+        self._client = client
+        self._store = store
+        self._turns: dict[str, asyncio.Lock] = {}
+        self._nodes: dict[str, NodeRecord] = {}
+        self._nodes_read = float("-inf")
+        self._nodes_turn = asyncio.Lock()
+
+    async def nodes(self, fresh: bool = False) -> dict[str, NodeRecord]:
+        """Live nodes of all blocks by peer id, read again when the last reading is a few seconds old."""
+        async with self._nodes_turn:
+            now = asyncio.get_running_loop().time()
+            if fresh or now - self._nodes_read > NODES_FRESH_SECONDS:
+                self._nodes = await self._client.directory.all_nodes(self._client.run.model.blocks)
+                self._nodes_read = asyncio.get_running_loop().time()
+            return self._nodes
+
+    async def sync(self, group: str) -> Held:
+        """The newest version of ``group`` that this node can get; what it has where nobody offers more.
+
+        Looks at the announced manifests and, since those expire, at what live nodes say they hold.
+        """
+        async with self._turns.setdefault(group, asyncio.Lock()):
+            held = self._store.newest(group)
+            announced = await self._client.directory.newest_manifest(group)
+            if announced is not None:
+                signer, manifest, sealed = announced
+                held = await self._follow(group, signer, manifest, sealed)
+            return await self._ask_holders(group, held)
+
+    async def follow(self, signer: str, sealed: bytes) -> Held:
+        """Take a manifest that came directly from its aggregator, if it is better than what is held."""
+        author, manifest = Manifest.unseal(sealed)
+        async with self._turns.setdefault(manifest.group, asyncio.Lock()):
+            if author != signer or not self._is_plausible(manifest):
+                return self._store.newest(manifest.group)
+            return await self._follow(manifest.group, author, manifest, sealed)
+
+    async def _follow(self, group: str, signer: str, manifest: Manifest, sealed: bytes) -> Held:
+        held = self._store.newest(group)
+        if not _is_better(signer, manifest, held):
+            return held
+        holders = await self._holders(group, manifest, first=signer)
+        try:
+            return await self._fetch(holders, manifest, sealed)
+        except (TransferFailed, WireError, OSError, ValueError) as error:
+            log.warning("version.not_fetched", group=group, version=manifest.version, cause=str(error))
+            return held
+
+    async def _fetch(self, holders: list[HopAddress], manifest: Manifest, sealed: bytes) -> Held:
+        payload, _ = await fetch_version(
+            holders,
+            manifest.group,
+            manifest.version,
+            manifest.digest,
+            4 * manifest.elements,
+            lambda address: self._client.dial(address, "transfer"),
+        )
+        vector = decode_vector(payload, "float32")
+        held = await asyncio.to_thread(Held.of, manifest.group, manifest.version, vector, sealed)
+        await asyncio.to_thread(self._store.adopt, held)
+        log.info(
+            "round.version",
+            round=manifest.round,
+            group=manifest.group,
+            version=manifest.version,
+            digest=manifest.digest.hex(),
+        )
+        return held
+
+    async def _ask_holders(self, group: str, held: Held) -> Held:
+        """Manifests expire when a swarm sleeps; a holder still has its own, signed."""
+        nodes = await self.nodes()
+        for record in nodes.values():
+            offers = [item for item in record.held if item.group == group and item.version > held.version]
+            if not offers:
+                continue
+            try:
+                listing = await self._listing(_address(nodes, record), group, offers[0].version)
+                if listing is not None:
+                    signer, manifest = Manifest.unseal(listing.manifest)
+                    if manifest.group == group and self._is_plausible(manifest):
+                        held = await self._follow(group, signer, manifest, listing.manifest)
+            except (LinkFailed, WireError, OSError, TimeoutError) as error:
+                log.debug("version.not_listed", group=group, cause=str(error))
+        return held
+
+    async def _listing(self, address: HopAddress, group: str, version: int) -> Listing | None:
+        link = await self._client.dial(address, "transfer")
+        try:
+            await link.send(Want(group=group, version=version))
+            reply = await link.receive(timeout=LISTING_SECONDS)
+            return reply if isinstance(reply, Listing) else None
+        finally:
+            await link.close()
+
+    async def _holders(self, group: str, manifest: Manifest, first: str) -> list[HopAddress]:
+        """Who has the version: its aggregator, then every node that says so."""
+        nodes = await self.nodes(fresh=first not in self._nodes)
+        named = [first] if first in nodes else []
+        named += [
+            peer
+            for peer, record in nodes.items()
+            if peer not in (first, self._client.identity.peer)
+            and any(item.group == group and item.digest == manifest.digest for item in record.held)
+        ]
+        return [HopAddress(peer=peer, host=nodes[peer].host, port=nodes[peer].port) for peer in named]
+
+    def _is_plausible(self, manifest: Manifest) -> bool:
+        run = self._client.run
+        known = manifest.group in run.groups
+        return known and is_plausible(manifest, run, elements(run, manifest.group), self._client.dht.time())
+
+
+def _is_better(signer: str, manifest: Manifest, held: Held) -> bool:
+    """Whether everyone will follow ``manifest`` rather than the version held."""
+    if held.manifest is None:
+        return True
+    if manifest.digest == held.digest and manifest.version == held.version:
+        return False
+    ours = (Manifest.unseal(held.sealed)[0], held.manifest)
+    chosen = choose((ours, (signer, manifest)))
+    return chosen is not None and chosen[1] is manifest
+
+
+def _address(nodes: dict[str, NodeRecord], record: NodeRecord) -> HopAddress:
+    peer = next(peer for peer, other in nodes.items() if other is record)
+    return HopAddress(peer=peer, host=record.host, port=record.port)

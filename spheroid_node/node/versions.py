@@ -1,0 +1,159 @@
+"""The versions that a node holds: the last two of every group, in memory and, for its own groups, on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from spheroid_node.errors import CheckpointInvalid, RunMismatch
+from spheroid_node.model.initial import initial_vector
+from spheroid_node.run import RunSpec
+from spheroid_node.training.checkpoint import read_version, write_version
+from spheroid_node.wire.codes import Verdict, WireError
+from spheroid_node.wire.messages import Listing, Manifest
+from spheroid_node.wire.tensors import (
+    CHUNK_BYTES,
+    Vector,
+    chunk_hash,
+    chunks,
+    digest_of_hashes,
+    encode_vector,
+)
+
+log = structlog.get_logger()
+
+KEPT = 2
+"""Versions of a group that a node keeps: the newest, and the one that running sessions began with."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A version in memory. ``sealed`` is empty and ``manifest`` None at version 0."""
+
+    group: str
+    version: int
+    vector: Vector
+    hashes: tuple[bytes, ...]
+    digest: bytes
+    sealed: bytes
+    manifest: Manifest | None
+
+    @classmethod
+    def of(cls, group: str, version: int, vector: Vector, sealed: bytes = b"") -> Held:
+        """Raises :class:`WireError` if ``sealed`` is not a manifest of this group, version and digest."""
+        hashes = tuple(chunk_hash(chunk) for chunk in chunks(encode_vector(vector, "float32")))
+        manifest = Manifest.unseal(sealed)[1] if sealed else None
+        held = cls(group, version, vector, hashes, digest_of_hashes(hashes), sealed, manifest)
+        if (manifest is None) != (version == 0) or (
+            manifest and (manifest.group, manifest.version, manifest.digest) != (group, version, held.digest)
+        ):
+            raise ValueError(f"version {version} of {group} does not match its manifest")
+        return held
+
+    @property
+    def steps(self) -> int:
+        """Local steps behind this version, for the learning rate."""
+        return self.manifest.steps if self.manifest else 0
+
+    @property
+    def round(self) -> int:
+        """The round that made this version; −1 for version 0."""
+        return self.manifest.round if self.manifest else -1
+
+    @property
+    def norms(self) -> tuple[float, ...]:
+        """Norms of the updates in this version."""
+        updates = self.manifest.updates if self.manifest else ()
+        return tuple(update.norm for update in updates if update.verdict is Verdict.ACCEPTED)
+
+
+class VersionStore:
+    """Newest and previous version of every group; what other nodes fetch from this one."""
+
+    def __init__(self, run: RunSpec, folder: Callable[[str], Path | None] = lambda group: None) -> None:
+        """``folder`` gives the directory of a group's files, or None to keep it in memory alone."""
+        self._run = run
+        self._folder = folder
+        self._held: dict[str, dict[int, Held]] = {}
+
+    def newest(self, group: str) -> Held:
+        """The newest version here; the first call reads the disk or makes version 0 from the seed."""
+        if group not in self._held:
+            self._held[group] = {held.version: held for held in self._from_disk(group)}
+        if not self._held[group]:
+            self._held[group][0] = Held.of(group, 0, initial_vector(self._run, group))
+        return self._held[group][max(self._held[group])]
+
+    def get(self, group: str, version: int) -> Held | None:
+        newest = self.newest(group)
+        return newest if version == -1 else self._held[group].get(version)
+
+    def groups(self) -> tuple[str, ...]:
+        return tuple(self._held)
+
+    def adopt(self, held: Held) -> None:
+        """Keep ``held`` as the newest of its group: on disk first, then in memory, then forget the oldest.
+
+        A full disk is reported and costs nothing else: the version is served and trained from memory.
+        """
+        group, folder = held.group, self._folder(held.group)
+        self.newest(group)
+        if folder is not None:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                path = _file(folder, held.version)
+                write_version(path, self._run, group, held.version, held.vector, held.sealed)
+            except OSError as error:
+                log.error("version.not_written", group=group, version=held.version, cause=error.strerror)
+        # A fork that lost is not an older version: whatever is not below the new one goes.
+        versions = {number: old for number, old in self._held[group].items() if number < held.version}
+        versions[held.version] = held
+        self._held[group] = {number: versions[number] for number in sorted(versions)[-KEPT:]}
+        if folder is not None:
+            _forget(folder, set(self._held[group]))
+
+    def listing(self, group: str, version: int) -> Listing | None:
+        """What a transfer offers of a version; −1 is the newest here."""
+        held = self.get(group, version) if group in self._held else None
+        if held is None:
+            return None
+        return Listing(
+            group=group,
+            version=held.version,
+            size=held.vector.nbytes,
+            hashes=b"".join(held.hashes),
+            manifest=held.sealed,
+        )
+
+    def chunk(self, group: str, version: int, index: int) -> bytes | None:
+        """Chunk ``index`` of a version's float32 payload."""
+        held = self.get(group, version) if group in self._held else None
+        if held is None or index >= len(held.hashes):
+            return None
+        start = index * CHUNK_BYTES // 4
+        return encode_vector(held.vector[start : start + CHUNK_BYTES // 4], "float32")
+
+    def _from_disk(self, group: str) -> list[Held]:
+        folder = self._folder(group)
+        held = []
+        for path in sorted(folder.glob("*.safetensors")) if folder is not None else ():
+            try:
+                stored = read_version(path, self._run, group)
+                held.append(Held.of(group, stored.version, stored.vector, stored.manifest))
+            except (CheckpointInvalid, RunMismatch, WireError, ValueError) as error:
+                log.warning("version.unreadable", path=str(path), cause=str(error))
+        return held[-KEPT:]
+
+
+def _file(folder: Path, version: int) -> Path:
+    return folder / f"{version:08d}.safetensors"
+
+
+def _forget(folder: Path, kept: set[int]) -> None:
+    names = {_file(folder, version).name for version in kept}
+    for path in folder.glob("*.safetensors"):
+        if path.name not in names:
+            path.unlink(missing_ok=True)

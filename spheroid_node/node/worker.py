@@ -1,0 +1,253 @@
+"""A worker's rounds: load the newest versions, train until τ is near, hand in, follow the new version."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from typing import Any
+
+import structlog
+
+from spheroid_node.errors import TrainerFailed
+from spheroid_node.model.parameters import elements
+from spheroid_node.node.access import Client
+from spheroid_node.node.collecting import owns
+from spheroid_node.node.report import Report
+from spheroid_node.node.submitting import Delivery, Submitter
+from spheroid_node.node.sync import Synchroniser
+from spheroid_node.node.trainer import TrainerProcess
+from spheroid_node.node.versions import Held, VersionStore
+from spheroid_node.rounds.collection import Base
+from spheroid_node.rounds.contribution import Contributor, Submission
+from spheroid_node.rounds.election import ranking
+from spheroid_node.rounds.pacing import Pace
+from spheroid_node.rounds.slots import Slots
+from spheroid_node.run import block_group
+from spheroid_node.training.trainer_protocol import Evaluate, Load, Save, Train
+from spheroid_node.wire.codes import Verdict
+from spheroid_node.wire.tensors import decode_vector, encode_vector
+
+log = structlog.get_logger()
+
+LOAD_SECONDS = 120.0
+GRACE_SECONDS = 120.0
+"""Beyond its budget, what a trainer may take for the step it has begun before it counts as hung."""
+POLL_SECONDS = 0.5
+RESTART_SECONDS = 2.0
+EVALUATION_WINDOWS = 16
+
+
+class Worker:
+    """Drives the trainer process through the run's rounds."""
+
+    def __init__(
+        self,
+        client: Client,
+        block: int,
+        store: VersionStore,
+        sync: Synchroniser,
+        submitter: Submitter,
+        trainer: TrainerProcess,
+        report: Report,
+    ) -> None:
+        self._client = client
+        self._run = client.run
+        self._store = store
+        self._sync = sync
+        self._submitter = submitter
+        self._trainer = trainer
+        self._report = report
+        self._slots = Slots.of(client.run.round)
+        self._groups = client.run.worker_groups(block)
+        upstream = range(block) if client.run.learning.conditioning == "chain" else ()
+        self._watched = (*self._groups, *(block_group(above) for above in upstream))
+        """Own groups, and those upstream that training reads."""
+        self._contributors = {
+            group: Contributor(client.run, group, elements(client.run, group)) for group in self._groups
+        }
+        self._pace = Pace()
+        self._loaded: dict[str, bytes] = {}
+        self._missed = 0
+
+    async def run(self) -> None:
+        """Take part in round after round, for ever. A trainer that dies costs the round it dies in."""
+        done = -1
+        while True:
+            round = max(self._slots.round_at(self._now()), done + 1)
+            try:
+                held = await self._prepare()
+                done = round
+                await self._take_part(round, held)
+            except TrainerFailed as error:
+                log.error("trainer.failed", round=round, cause=error.problem)
+                await asyncio.sleep(RESTART_SECONDS)
+                await self._restart_trainer()
+
+    # --- before training --------------------------------------------------------------------------
+
+    async def _prepare(self) -> dict[str, Held]:
+        """Bring all watched groups up to date, here and in the trainer."""
+        synced = await asyncio.gather(*map(self._sync.sync, self._watched))
+        held = dict(zip(self._watched, synced, strict=True))
+        if self._run.interface == "frozen":
+            held["interface"] = self._store.newest("interface")
+        for group, version in held.items():
+            if self._loaded.get(group) != version.digest:
+                vector = encode_vector(version.vector, "float32")
+                load = Load(group=group, version=version.version, steps=version.steps, vector=vector)
+                await self._trainer.request(load, LOAD_SECONDS)
+                self._loaded[group] = version.digest
+        for group in self._groups:
+            self._contributors[group].settle(held[group].manifest)
+        return held
+
+    # --- a round ----------------------------------------------------------------------------------
+
+    async def _take_part(self, round: int, held: dict[str, Held]) -> None:
+        await self._evaluate(round, held)
+        stop_at = self._pace.stop_at(self._slots, round)
+        if not self._pace.can_keep_up(self._slots):
+            self._warn_too_slow()
+        elif stop_at <= self._now():
+            await self._sleep_until(self._slots.start(round + 1))
+            return
+        trained = await self._train(round, stop_at - self._now())
+        # Whatever the trainer has taken on is not the version any more.
+        for group in self._groups:
+            self._loaded.pop(group, None)
+        if not trained["steps"]:
+            await self._sleep_until(self._slots.start(round + 1))
+            return
+        began = time.monotonic()
+        deliveries = await self._submit(round, held, trained)
+        self._pace.uploaded(time.monotonic() - began)
+        self._note_lateness(deliveries)
+        await self._settle(round, deliveries)
+        await self._trainer.request(Save(), LOAD_SECONDS)
+        log.info(
+            "node.traffic",
+            round=round,
+            bytes_in=self._client.traffic.received,
+            bytes_out=self._client.traffic.sent,
+        )
+
+    async def _evaluate(self, round: int, held: dict[str, Held]) -> None:
+        reply = await self._trainer.request(Evaluate(windows=EVALUATION_WINDOWS), LOAD_SECONDS)
+        self._report.from_noise_ce = reply["ce"][-1]
+        self._report.touch()
+        log.info(
+            "round.evaluated",
+            round=round,
+            block=self._report.block,
+            ce=reply["ce"],
+            versions={group: version.version for group, version in held.items()},
+        )
+
+    async def _train(self, round: int, seconds: float) -> dict[str, Any]:
+        seconds = max(0.0, seconds)
+        reply = await self._trainer.request(
+            Train(round=round, max_steps=self._run.training.local_steps, seconds=seconds),
+            seconds + GRACE_SECONDS,
+        )
+        if reply["steps"]:
+            self._pace.stepped(reply["step_seconds"])
+            self._report.tokens_per_second = reply["tokens"] / max(reply["seconds"], 1e-9)
+            self._report.train_loss = reply["loss"]
+        log.info(
+            "round.trained",
+            round=round,
+            **{key: reply[key] for key in ("steps", "tokens", "seconds", "loss")},
+            tokens_per_second=self._report.tokens_per_second,
+        )
+        return reply
+
+    async def _submit(
+        self, round: int, held: dict[str, Held], trained: dict[str, Any]
+    ) -> dict[str, Delivery | None]:
+        """Hand in the updates of all groups at once."""
+        submissions = {}
+        for group in self._groups:
+            version = held[group]
+            base = Base(version.version, version.digest, version.steps, version.norms)
+            update = decode_vector(trained["updates"][group], "float32")
+            submissions[group] = self._contributors[group].prepare(
+                round, base, update, trained["steps"], trained["tokens"], secrets.token_bytes(16)
+            )
+        results = await asyncio.gather(*(self._deliver(round, item) for item in submissions.values()))
+        deliveries = dict(zip(submissions, results, strict=True))
+        self._report.round = round
+        for group, delivery in deliveries.items():
+            if delivery is not None:
+                self._contributors[group].answered(delivery.receipt)
+                self._report.verdicts[delivery.receipt.verdict] += 1
+        self._report.touch()
+        return deliveries
+
+    async def _deliver(self, round: int, submission: Submission) -> Delivery | None:
+        nodes = await self._sync.nodes()
+        group = submission.header.group
+        eligible = {peer for peer, record in nodes.items() if owns(record, group)}
+        eligible.add(self._client.identity.peer)
+        ranked = ranking(self._run.run_id, group, round, eligible)
+        return await self._submitter.deliver(submission, ranked, nodes)
+
+    # --- after it ---------------------------------------------------------------------------------
+
+    async def _settle(self, round: int, deliveries: dict[str, Delivery | None]) -> None:
+        """Wait until every watched group has its version of ``round``, or the slot is over."""
+        end = self._slots.end(round)
+        pushed = [
+            asyncio.create_task(self._submitter.await_manifest(delivery, end - self._now()))
+            for delivery in deliveries.values()
+            if delivery is not None
+        ]
+        try:
+            while self._now() < end and self._waiting_for(round):
+                await asyncio.wait(pushed or [asyncio.create_task(asyncio.sleep(0))], timeout=POLL_SECONDS)
+                behind = [group for group in self._waiting_for(round) if group not in self._groups]
+                if all(task.done() for task in pushed):
+                    behind = self._waiting_for(round)
+                    await asyncio.sleep(POLL_SECONDS)
+                await asyncio.gather(*map(self._sync.sync, behind))
+        finally:
+            for task in pushed:
+                task.cancel()
+            await asyncio.gather(*pushed, return_exceptions=True)
+        self._report.touch()
+
+    def _waiting_for(self, round: int) -> list[str]:
+        return [group for group in self._watched if self._store.newest(group).round < round]
+
+    def _note_lateness(self, deliveries: dict[str, Delivery | None]) -> None:
+        verdicts = [delivery.receipt.verdict for delivery in deliveries.values() if delivery is not None]
+        self._missed = self._missed + 1 if Verdict.LATE in verdicts else 0
+        self._report.note = f"late in {self._missed} rounds in a row" if self._missed > 1 else ""
+
+    def _warn_too_slow(self) -> None:
+        available = self._slots.period - self._slots.settle
+        self._report.note = f"too slow: needs {self._pace.needed():.0f} s, a round leaves {available:.0f} s"
+        log.warning(
+            "round.too_slow",
+            needed_seconds=round_up(self._pace.needed()),
+            available_seconds=available,
+            remedy="a faster device, more --threads, a faster link, or a run with a longer period",
+        )
+
+    async def _restart_trainer(self) -> None:
+        self._loaded.clear()
+        try:
+            await self._trainer.start()
+        except TrainerFailed as error:
+            log.error("trainer.not_restarted", cause=error.problem)
+
+    async def _sleep_until(self, moment: float) -> None:
+        await asyncio.sleep(max(0.0, moment - self._now()))
+
+    def _now(self) -> float:
+        return self._client.dht.time()
+
+
+def round_up(seconds: float) -> float:
+    """To tenths, for log lines."""
+    return -(-seconds * 10 // 1) / 10

@@ -1,0 +1,130 @@
+"""The mean update, summed in memory that does not grow with the number of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import inf, isfinite, sqrt
+
+import numpy as np
+
+from spheroid_node.wire.codes import ErrorCode, WireError
+from spheroid_node.wire.tensors import (
+    CHUNK_BYTES,
+    DTYPES,
+    Vector,
+    chunk_hash,
+    decode_vector,
+    digest_of_hashes,
+    encoded_size,
+)
+
+
+@dataclass(frozen=True)
+class PayloadFacts:
+    """What the bytes of an update turned out to be; ``norm`` is their L2 norm, infinite unless ``finite``."""
+
+    size: int
+    digest: bytes
+    norm: float
+    finite: bool
+
+
+class PayloadMeter:
+    """Takes the measure of a payload while its chunks arrive, so that it is read once.
+
+    ``size`` is the payload's length in bytes; None takes what comes.
+    """
+
+    def __init__(self, dtype: str, size: int | None = None) -> None:
+        self._dtype = dtype
+        self._expected = size
+        self._size = 0
+        self._hashes: list[bytes] = []
+        self._square = 0.0
+
+    @property
+    def complete(self) -> bool:
+        return self._size == self._expected
+
+    @property
+    def count(self) -> int:
+        """Chunks so far: the index that the next one must have."""
+        return len(self._hashes)
+
+    def feed(self, chunk: bytes | memoryview) -> None:
+        """Raise :class:`WireError` (malformed) unless the payload is cut as wire.tensors.chunks cuts it."""
+        room = CHUNK_BYTES if self._expected is None else min(CHUNK_BYTES, self._expected - self._size)
+        whole = len(chunk) % DTYPES[self._dtype].itemsize == 0
+        if len(chunk) > room or not whole or (self._expected is not None and len(chunk) < room):
+            raise WireError(
+                ErrorCode.MALFORMED, f"chunk {self.count} of {len(chunk)} bytes, expected {room} at most"
+            )
+        values = decode_vector(chunk, self._dtype).astype(np.float64)
+        # Squares of float32 values cannot overflow float64, so this is finite exactly if all values are.
+        self._square += float(values @ values)
+        self._hashes.append(chunk_hash(chunk))
+        self._size += len(chunk)
+
+    def facts(self) -> PayloadFacts:
+        finite = isfinite(self._square)
+        norm = sqrt(self._square) if finite else inf
+        return PayloadFacts(self._size, digest_of_hashes(self._hashes), norm, finite)
+
+
+def payload_facts(chunks: Iterable[bytes | memoryview], dtype: str) -> PayloadFacts:
+    """Facts of a payload of any size, in one pass. Raises :class:`WireError` like the meter."""
+    meter = PayloadMeter(dtype)
+    for chunk in chunks:
+        meter.feed(chunk)
+    return meter.facts()
+
+
+class Accumulator:
+    """Weighted mean of updates of ``elements`` values, added one at a time.
+
+    Holds one float32 sum, and one encoded update while it is added, however many there are.
+    """
+
+    def __init__(self, elements: int) -> None:
+        self._sum: Vector = np.zeros(elements, dtype=np.float32)
+        self._weight = 0.0
+
+    def add(
+        self, chunks: Iterable[bytes | memoryview], dtype: str, weight: float, scale: float = 1.0
+    ) -> None:
+        """Add ``weight · scale · update``. All or nothing: an update that breaks off leaves no trace.
+
+        Raises :class:`ValueError` for a weight that is not positive or a payload of another length.
+        """
+        if not (weight > 0 and isfinite(weight) and isfinite(scale)):
+            raise ValueError(f"weight {weight} and scale {scale} of an update must be positive and finite")
+        size = encoded_size(len(self._sum), dtype)
+        payload = bytearray()
+        for chunk in chunks:
+            if len(payload) + len(chunk) > size:
+                raise ValueError(f"update of more than {size} bytes")
+            payload += chunk
+        if len(payload) != size:
+            raise ValueError(f"update of {len(payload)} bytes, expected {size}")
+        step = CHUNK_BYTES // DTYPES[dtype].itemsize
+        for start in range(0, len(self._sum), step):
+            end = min(start + step, len(self._sum))
+            values = np.frombuffer(
+                payload, DTYPES[dtype], count=end - start, offset=encoded_size(start, dtype)
+            )
+            self._sum[start:end] += np.float32(weight * scale) * values.astype(np.float32)
+        self._weight += weight
+
+    def mean(self) -> Vector:
+        """Σ w·s·u / Σ w. Raises :class:`ValueError` when nothing was added."""
+        if not self._weight:
+            raise ValueError("the mean of no updates")
+        mean: Vector = self._sum / np.float32(self._weight)
+        return mean
+
+
+def next_version(base: Vector, mean_update: Vector) -> Vector:
+    """Outer step ``average``: the mean update is added to the version it was trained from."""
+    version: Vector = (base + mean_update).astype(np.float32)
+    return version

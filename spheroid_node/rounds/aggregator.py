@@ -1,0 +1,146 @@
+"""One candidate's side of one group in one round: from sealed headers to a version and its manifest.
+
+The network's part is only to carry envelopes and chunks, and to sign receipts and the manifest:
+
+    offer = desk.offer(envelope, now)            # unsealed and judged; the payload is wanted if its
+    meter = offer.meter()                        # answer is None
+    … meter.feed(chunk) and write the chunk to a spool file, until meter.complete …
+    answer = desk.deliver(offer, meter.facts(), chunks_of_the_spool_file, now)
+    receipt = offer.receipt(answer).seal(key)
+    … until aggregator.collection.is_over(now) …
+    version = aggregator.close(base_vector, rank)        # None: the version stands
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from spheroid_node.rounds.aggregation import Accumulator, PayloadFacts, PayloadMeter, next_version
+from spheroid_node.rounds.collection import LATE, Answer, Base, Collection
+from spheroid_node.run import RunSpec
+from spheroid_node.wire.codes import Reason, Verdict
+from spheroid_node.wire.messages import Manifest, Receipt, UpdateHeader
+from spheroid_node.wire.tensors import Vector, encoded_size, vector_digest
+
+
+@dataclass(frozen=True)
+class Offer:
+    """An update's author and header, and the answer to it; None while its payload is wanted."""
+
+    author: str
+    header: UpdateHeader
+    answer: Answer | None
+
+    def meter(self) -> PayloadMeter:
+        """Measures the payload as it arrives; its size was checked with the header."""
+        return PayloadMeter(self.header.dtype, encoded_size(self.header.elements, self.header.dtype))
+
+    def receipt(self, answer: Answer) -> Receipt:
+        """The receipt, still to be sealed."""
+        header = self.header
+        return Receipt(
+            run=header.run,
+            group=header.group,
+            round=header.round,
+            update=header.digest,
+            verdict=answer.verdict,
+            reason=answer.reason,
+        )
+
+
+@dataclass(frozen=True)
+class NewVersion:
+    """The parameters that a round made, and their description, still to be sealed."""
+
+    vector: Vector
+    manifest: Manifest
+
+
+class Aggregator:
+    """A :class:`Collection` with the sum of what it accepted.
+
+    Every candidate may hold one for each of its groups: the sum is made when the first update is accepted.
+    """
+
+    def __init__(
+        self, run: RunSpec, group: str, round: int, base: Base, elements: int, expected: Iterable[str]
+    ) -> None:
+        self.collection = Collection(run, group, round, base, elements, expected)
+        self._accumulator: Accumulator | None = None
+
+    def deliver(
+        self, offer: Offer, facts: PayloadFacts, chunks: Iterable[bytes | memoryview], now: float
+    ) -> Answer:
+        """Judge a payload and, if it is accepted, add it. If ``chunks`` raises, nothing has happened."""
+        known = set(self.collection.accepted())
+        answer = self.collection.payload(offer.author, facts, now)
+        # A repeated delivery gets its first answer again, and is not added a second time.
+        if answer.verdict is Verdict.ACCEPTED and offer.author not in known:
+            try:
+                self._add(offer, chunks)
+            except BaseException:
+                self.collection.withdraw(offer.author)
+                raise
+        return answer
+
+    def _add(self, offer: Offer, chunks: Iterable[bytes | memoryview]) -> None:
+        if self._accumulator is None:
+            self._accumulator = Accumulator(self.collection.elements)
+        weight, scale = self.collection.weight(offer.author), self.collection.scale(offer.author)
+        self._accumulator.add(chunks, offer.header.dtype, weight, scale)
+
+    def close(self, base_vector: Vector, rank: int) -> NewVersion | None:
+        """End the round; ``rank`` is this peer's place in the ranking. None if nothing was accepted."""
+        collection = self.collection
+        collection.close()
+        if self._accumulator is None or not collection.accepted():
+            return None
+        vector = next_version(base_vector, self._accumulator.mean())
+        self._accumulator = None
+        manifest = Manifest(
+            run=collection.run_id,
+            group=collection.group,
+            round=collection.round,
+            version=collection.base.version + 1,
+            parent=collection.base.digest,
+            digest=vector_digest(vector),
+            elements=collection.elements,
+            rank=rank,
+            steps=collection.steps(),
+            updates=collection.outcomes(),
+        )
+        return NewVersion(vector, manifest)
+
+
+class Desk:
+    """Where a node takes in updates: the aggregator of the current round for each of its groups."""
+
+    def __init__(self, run: RunSpec) -> None:
+        self._run_id = run.run_id
+        self._aggregators: dict[str, Aggregator] = {}
+
+    def open(self, aggregator: Aggregator) -> None:
+        """A new round of its group begins; the one before it takes nothing more."""
+        self._aggregators[aggregator.collection.group] = aggregator
+
+    def aggregator(self, group: str) -> Aggregator | None:
+        return self._aggregators.get(group)
+
+    def offer(self, envelope: bytes, now: float) -> Offer:
+        """Unseal and judge a header. Raises :class:`WireError` (malformed, not-authentic)."""
+        author, header = UpdateHeader.unseal(envelope)
+        aggregator = self._aggregators.get(header.group)
+        if aggregator is None:
+            reason = Reason.WRONG_GROUP if header.run == self._run_id else Reason.WRONG_RUN
+            return Offer(author, header, Answer(Verdict.REFUSED, reason))
+        return Offer(author, header, aggregator.collection.header(author, header, now))
+
+    def deliver(
+        self, offer: Offer, facts: PayloadFacts, chunks: Iterable[bytes | memoryview], now: float
+    ) -> Answer:
+        """Judge and add a payload; one whose round has made way for the next meanwhile is late."""
+        aggregator = self._aggregators[offer.header.group]
+        if aggregator.collection.round != offer.header.round:
+            return LATE
+        return aggregator.deliver(offer, facts, chunks, now)

@@ -1,0 +1,52 @@
+"""Which of several manifests everyone follows (design.md, section 6, point 8)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from spheroid_node.rounds.slots import Slots
+from spheroid_node.run import RunSpec
+from spheroid_node.wire.codes import Verdict
+from spheroid_node.wire.messages import Manifest
+
+Signed = tuple[str, Manifest]
+"""Signer and manifest."""
+
+
+def choose(manifests: Iterable[Signed]) -> Signed | None:
+    """The manifest to follow, the same for every order in which they came; None if there is none.
+
+    The highest version; then more accepted updates, the better rank, the lower digest. What is equal in
+    all of these describes the same parameters; signer and content only make the choice unique.
+    """
+    return min(manifests, key=_precedence, default=None)
+
+
+def _precedence(signed: Signed) -> tuple[int, int, int, bytes, str, bytes]:
+    peer, manifest = signed
+    return (
+        -manifest.version,
+        -manifest.accepted,
+        manifest.rank,
+        manifest.digest,
+        peer,
+        manifest.pack(),
+    )
+
+
+def is_plausible(manifest: Manifest, run: RunSpec, elements: int, now: float) -> bool:
+    """Whether a manifest of ``run`` can be true at ``now``, before anything is fetched because of it.
+
+    A round makes one version at most, from one to MAX_UPDATES_NAMED accepted updates, each by another
+    worker: so a version number cannot run ahead of time. The next round is allowed for clocks that differ.
+    """
+    accepted = [update.peer for update in manifest.updates if update.verdict is Verdict.ACCEPTED]
+    return (
+        manifest.run == run.run_id
+        and manifest.group in run.groups
+        and manifest.elements == elements
+        and manifest.version <= manifest.round + 1
+        and manifest.round <= Slots.of(run.round).round_at(now) + 1
+        and len(accepted) > 0
+        and len(set(accepted)) == len(accepted)
+    )

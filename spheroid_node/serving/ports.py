@@ -1,0 +1,32 @@
+"""What serving asks of the network, so that a test can put memory in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from spheroid_node.wire.messages import HopAddress, Message
+from spheroid_node.wire.records import NodeRecord
+
+
+class Connection(Protocol):
+    """A connection to an authenticated peer. After it is gone, both calls raise an :class:`OSError`."""
+
+    @property
+    def peer(self) -> str: ...
+
+    async def send(self, message: Message) -> None: ...
+
+    async def receive(self, timeout: float | None = None) -> Message: ...
+
+    async def close(self) -> None: ...
+
+
+Dial = Callable[[HopAddress], Awaitable[Connection]]
+"""Opens a connection for the hop service. Raises :class:`OSError` or :class:`WireError`."""
+
+
+class NodeDirectory(Protocol):
+    """Where the live replicas of a block are found."""
+
+    async def nodes(self, block: int) -> dict[str, NodeRecord]: ...

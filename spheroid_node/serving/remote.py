@@ -1,0 +1,262 @@
+"""A chain over the network, as its client sees it (protocols/hop.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from collections.abc import Awaitable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import structlog
+
+from spheroid_node.errors import BlockWithoutReplica, ChainFailed
+from spheroid_node.run import VOCABULARY, RunSpec
+from spheroid_node.serving.chain import ChainLost, Sweep
+from spheroid_node.serving.ports import Connection, Dial, NodeDirectory
+from spheroid_node.serving.routes import Avoid, Route, choose_route
+from spheroid_node.serving.steps import Piece, positions_per_step, split
+from spheroid_node.wire.codes import ErrorCode, WireError
+from spheroid_node.wire.messages import Close, Error, Message, Open, Opened, Result, Step
+from spheroid_node.wire.tensors import Vector, unpack_tensor
+
+log = structlog.get_logger()
+T = TypeVar("T")
+
+ATTEMPTS = 5
+RETRY_SECONDS = 0.5
+HOP_SECONDS = 15.0
+"""How long a hop may take to be dialled and to open a session."""
+SWEEP_SECONDS = 120.0
+"""How long a step may take through all hops before the chain counts as lost."""
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What the text depends on besides versions and prompt, and whether results carry logits."""
+
+    seed: int = 0
+    temperature: float = 0.0
+    logits: bool = False
+
+
+class HopFailed(Exception):
+    """A hop could not be made part of a chain."""
+
+    def __init__(self, block: int, error: BaseException) -> None:
+        super().__init__(f"block {block}: {error or type(error).__name__}")
+        self.block = block
+        self.code = error.code if isinstance(error, WireError) else None
+
+
+async def find_chain(
+    directory: NodeDirectory,
+    run: RunSpec,
+    dial: Dial,
+    generation: Generation,
+    *,
+    retry_seconds: float = RETRY_SECONDS,
+) -> RemoteChain:
+    """A chain of the quickest live replicas, with one interface version throughout.
+
+    A replica that cannot be reached or is busy is left out and another tried, a few times. Raises
+    :class:`BlockWithoutReplica` when the directory knows none of a block, else :class:`ChainFailed`.
+    """
+    avoid, failure = Avoid(), ""
+    for attempt in range(ATTEMPTS):
+        if attempt:
+            await asyncio.sleep(retry_seconds * attempt)
+        records = await asyncio.gather(*(directory.nodes(block) for block in range(run.model.blocks)))
+        try:
+            route = choose_route(run, records, avoid)
+            return await RemoteChain.open(run, route, dial, generation)
+        except BlockWithoutReplica as error:
+            if not failure:  # else they are there, but have all failed
+                raise
+            raise ChainFailed(failure) from error
+        except ChainFailed as error:
+            failure = error.problem.removeprefix("The chain of blocks failed: ")
+        except HopFailed as error:
+            failure = str(error)
+            _blame(avoid, route, error)
+            log.info("chain.retried", cause=failure)
+    raise ChainFailed(failure)
+
+
+def _blame(avoid: Avoid, route: Route, failure: HopFailed) -> None:
+    """Leave out what failed: the versions, the next hop, or the hop itself."""
+    lost_next = failure.code is ErrorCode.NEXT_HOP_LOST
+    hop = route.hops[min(failure.block + lost_next, len(route.hops) - 1)]
+    if failure.code is ErrorCode.VERSION_GONE:
+        avoid.versions.add((hop.address.peer, hop.version, route.interface))
+    else:
+        avoid.peers.add(hop.address.peer)
+
+
+class RemoteChain:
+    """An open session at a hop for every block. See :class:`spheroid_node.serving.chain.Chain`."""
+
+    def __init__(
+        self, run: RunSpec, route: Route, links: list[Connection], session: bytes, logits: bool
+    ) -> None:
+        self.route = route
+        self._run, self._links, self._session, self._logits = run, links, session, logits
+        self._waiting: deque[tuple[Piece, asyncio.Future[Result]]] = deque()
+        self._lost: ChainLost | None = None
+        self._sending = asyncio.Lock()
+        self._readers = [
+            asyncio.create_task(self._read(block, link), name=f"chain-{block}")
+            for block, link in enumerate(links)
+        ]
+
+    @classmethod
+    async def open(cls, run: RunSpec, route: Route, dial: Dial, generation: Generation) -> RemoteChain:
+        """Dial all hops, then open last to first, since a hop attaches to the next. Raises HopFailed."""
+        session = secrets.token_bytes(16)
+        blocks = range(len(route.hops))
+        links: dict[int, Connection] = {}
+
+        async def reach(block: int) -> None:
+            links[block] = await _timed(block, dial(route.hops[block].address))
+
+        try:
+            for outcome in await asyncio.gather(*map(reach, blocks), return_exceptions=True):
+                if isinstance(outcome, BaseException):
+                    raise outcome
+            for block in reversed(blocks):
+                message = _opening(route, block, session, generation)
+                await _timed(block, _open_session(links[block], message))
+        except BaseException:
+            await asyncio.gather(*(link.close() for link in links.values()), return_exceptions=True)
+            raise
+        return cls(run, route, [links[block] for block in blocks], session, generation.logits)
+
+    async def sweep(self, position: int, tokens: bytes, masked: int = 0, decide: int = 1) -> Sweep:
+        pieces = [*split(Piece(position, tokens, masked, decide), positions_per_step(self._run))]
+        async with self._sending:  # the pieces of a sweep stay together
+            answers = [await self._send(piece) for piece, _ in pieces]
+        try:
+            async with asyncio.timeout(SWEEP_SECONDS):
+                results = [await answer for answer in answers]
+        except TimeoutError as error:
+            self._lose(None, ErrorCode.TIMED_OUT)
+            raise ChainLost(None, ErrorCode.TIMED_OUT) from error
+        wanted = [result for result, (_, count) in zip(results, pieces, strict=True) if count]
+        logits = [self._logits_of(result) for result in wanted] if self._logits else None
+        return Sweep(
+            position=wanted[0].position,
+            tokens=b"".join(result.tokens for result in wanted),
+            logits=None if logits is None else np.concatenate(logits),
+            seconds=tuple(sum(hop) for hop in zip(*(result.seconds for result in results), strict=True)),
+        )
+
+    async def close(self) -> None:
+        self._lose(None, ErrorCode.LEAVING)
+        for reader in self._readers:
+            reader.cancel()
+        await asyncio.gather(*(self._part(link) for link in self._links), return_exceptions=True)
+
+    async def _part(self, link: Connection) -> None:
+        with suppress(OSError, WireError):
+            async with asyncio.timeout(1):
+                await link.send(Close(session=self._session))
+        await link.close()
+
+    async def _send(self, piece: Piece) -> asyncio.Future[Result]:
+        """Send a step to block 0; the future is its result. Raises :class:`ChainLost`."""
+        if self._lost is not None:
+            raise self._lost
+        answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        # Nobody may be left to wait for it when the chain is lost between two pieces.
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+        self._waiting.append((piece, answer))
+        step = Step(
+            session=self._session,
+            position=piece.position,
+            tokens=piece.tokens,
+            masked=piece.masked,
+            decide=piece.decide,
+        )
+        try:
+            await self._links[0].send(step)
+        except (OSError, WireError) as error:
+            raise self._lose(0, ErrorCode.NEXT_HOP_LOST, str(error)) from error
+        return answer
+
+    async def _read(self, block: int, link: Connection) -> None:
+        """Take what a hop sends: results from the last one, and the end of the session from any."""
+        try:
+            while True:
+                self._take(block, await link.receive())
+        except WireError as error:
+            self._lose(block, error.code, error.detail)
+        except OSError as error:
+            self._lose(block, ErrorCode.NEXT_HOP_LOST, str(error))
+
+    def _take(self, block: int, message: Message) -> None:
+        """Raises :class:`WireError` for anything but the next result or an error."""
+        if isinstance(message, Error):
+            lost_next = message.code is ErrorCode.NEXT_HOP_LOST
+            self._lose(block + lost_next, message.code, message.detail)
+            return
+        if not isinstance(message, Result) or block != len(self._links) - 1 or not self._waiting:
+            raise WireError(ErrorCode.UNEXPECTED, "not a result that was asked for")
+        piece, answer = self._waiting.popleft()
+        fits = (message.session, message.position, len(message.tokens), len(message.seconds)) == (
+            self._session, piece.first_decided, piece.decide, len(self._links)
+        )  # fmt: skip
+        if not fits:
+            self._waiting.appendleft((piece, answer))
+            raise WireError(ErrorCode.MALFORMED, "a result of another step")
+        if not answer.done():
+            answer.set_result(message)
+
+    def _logits_of(self, result: Result) -> Vector:
+        try:
+            return unpack_tensor(result.logits, (len(result.tokens), VOCABULARY))
+        except WireError as error:
+            raise self._lose(len(self._links) - 1, error.code, error.detail) from error
+
+    def _lose(self, block: int | None, code: ErrorCode, detail: str = "") -> ChainLost:
+        """From now on every sweep fails, with the first reason there was."""
+        if self._lost is None:
+            self._lost = ChainLost(block, code, detail)
+        while self._waiting:
+            _, answer = self._waiting.popleft()
+            if not answer.done():
+                answer.set_exception(self._lost)
+        return self._lost
+
+
+async def _timed(block: int, work: Awaitable[T]) -> T:
+    try:
+        async with asyncio.timeout(HOP_SECONDS):
+            return await work
+    except (OSError, WireError) as error:
+        raise HopFailed(block, error) from error
+
+
+def _opening(route: Route, block: int, session: bytes, generation: Generation) -> Open:
+    last = block == len(route.hops) - 1
+    return Open(
+        session=session,
+        block=block,
+        block_version=route.hops[block].version,
+        interface_version=route.interface,
+        next=None if last else route.hops[block + 1].address,
+        seed=generation.seed,
+        temperature=generation.temperature,
+        logits=generation.logits,
+    )
+
+
+async def _open_session(link: Connection, message: Open) -> None:
+    await link.send(message)
+    answer = await link.receive()
+    if isinstance(answer, Error):
+        raise WireError(answer.code, answer.detail)
+    if not isinstance(answer, Opened) or answer.session != message.session:
+        raise WireError(ErrorCode.UNEXPECTED, "not the answer to an opening")

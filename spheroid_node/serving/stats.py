@@ -1,0 +1,68 @@
+"""What a generation cost: sweeps, bytes, time a hop."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from spheroid_node.serving.chain import Chain, Sweep
+
+
+@dataclass
+class GenerationStats:
+    """Counts of one generation; times are in seconds from its start."""
+
+    sweeps: int = 0
+    bytes: int = 0
+    hop_seconds: list[float] = field(default_factory=list)
+    """Compute time of each hop, all sweeps together."""
+    first_byte: float | None = None
+    total: float = 0.0
+
+    def add(self, sweep: Sweep, elapsed: float) -> None:
+        """Count ``sweep``, which was complete ``elapsed`` seconds after the start."""
+        self.sweeps += 1
+        self.bytes += len(sweep.tokens)
+        self.hop_seconds += [0.0] * (len(sweep.seconds) - len(self.hop_seconds))
+        for hop, seconds in enumerate(sweep.seconds):
+            self.hop_seconds[hop] += seconds
+        self.first_byte = elapsed if self.first_byte is None else self.first_byte
+        self.total = elapsed
+
+    @property
+    def bytes_per_sweep(self) -> float:
+        return self.bytes / self.sweeps if self.sweeps else 0.0
+
+    @property
+    def seconds_per_hop(self) -> list[float]:
+        """Mean compute time of a sweep at each hop."""
+        return [seconds / self.sweeps for seconds in self.hop_seconds]
+
+    def lines(self) -> list[str]:
+        """The statistics for a person, a fact a line."""
+        speed = f", {self.bytes / self.total:.1f} bytes/s" if self.total else ""
+        first = "" if self.first_byte is None else f", the first after {self.first_byte:.2f} s"
+        hops = " · ".join(f"{1000 * seconds:.1f}" for seconds in self.seconds_per_hop)
+        return [
+            f"{self.bytes} bytes in {self.total:.2f} s{speed}{first}",
+            f"{self.sweeps} sweeps, {self.bytes_per_sweep:.2f} bytes a sweep",
+            f"compute a hop and sweep: {hops or '–'} ms",
+        ]
+
+
+class MeasuredChain:
+    """``chain``, its sweeps counted in :attr:`stats`."""
+
+    def __init__(self, chain: Chain, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.stats = GenerationStats()
+        self._chain, self._clock = chain, clock
+        self._began = clock()
+
+    async def sweep(self, position: int, tokens: bytes, masked: int = 0, decide: int = 1) -> Sweep:
+        sweep = await self._chain.sweep(position, tokens, masked, decide)
+        self.stats.add(sweep, self._clock() - self._began)
+        return sweep
+
+    async def close(self) -> None:
+        await self._chain.close()

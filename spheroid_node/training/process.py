@@ -1,0 +1,213 @@
+"""The trainer as a process of its own: ``python -m spheroid_node.training.process``.
+
+A crash or an out-of-memory here costs a round, never the node (design.md, section 5). It speaks
+trainer_protocol on stdin and stdout, logs JSON lines to stderr, and never outlives its parent: the kernel
+kills it with the parent where it can, and the end of stdin ends it everywhere.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import structlog
+import torch
+
+from spheroid_node.errors import CheckpointInvalid, RunMismatch
+from spheroid_node.run import RunSpec
+from spheroid_node.training.device import resolve_device
+from spheroid_node.training.local import LocalTrainer
+from spheroid_node.training.text import held_out_windows, load_text
+from spheroid_node.training.trainer_protocol import (
+    FRAME_LIMIT,
+    Configure,
+    Evaluate,
+    Load,
+    Save,
+    Stop,
+    Train,
+    decode,
+    encode,
+    failure,
+    parse_request,
+)
+from spheroid_node.wire.codes import ErrorCode, WireError
+from spheroid_node.wire.frames import FrameDecoder
+from spheroid_node.wire.messages import Message
+from spheroid_node.wire.tensors import decode_vector, encode_vector
+
+READ_BYTES = 1 << 20
+PR_SET_PDEATHSIG = 1
+
+log = structlog.get_logger()
+
+
+class TrainerService:
+    """Answers requests one at a time; ``stopping`` ends training under way."""
+
+    def __init__(self, stopping: threading.Event) -> None:
+        self._stopping = stopping
+        self._trainer: LocalTrainer | None = None
+        self._state = Path()
+        self._step_seconds = 0.0
+
+    def answer(self, request: Message) -> dict[str, Any]:
+        """The reply to ``request``. Raises whatever went wrong; the service can go on after it."""
+        if isinstance(request, Configure):
+            return self._configure(request)
+        if self._trainer is None:
+            raise WireError(ErrorCode.UNEXPECTED, "the first request must be configure")
+        match request:
+            case Load():
+                vector = decode_vector(request.vector, "float32")
+                self._trainer.load(request.group, request.version, request.steps, vector)
+                return {}
+            case Train():
+                return self._train(self._trainer, request)
+            case Evaluate():
+                window = self._trainer.run.model.window
+                windows = held_out_windows(self._trainer.text.held_out, request.windows, window)
+                return {"ce": self._trainer.evaluate(windows)}
+            case Save():
+                self._trainer.save(self._state)
+                return {}
+            case _:
+                raise WireError(ErrorCode.UNEXPECTED, type(request).__name__)
+
+    def _configure(self, request: Configure) -> dict[str, Any]:
+        run = RunSpec.unpack(request.run)
+        device = resolve_device(request.device)
+        torch.set_num_threads(request.threads)
+        text = load_text(run.data, request.data, request.held_out, run.model.window)
+        trainer = LocalTrainer(run, request.block, text, device, request.worker_seed)
+        self._state = Path(request.state)
+        if self._state.is_file():
+            try:
+                trainer.restore(self._state)
+            except (CheckpointInvalid, RunMismatch) as error:  # moments grow again; no reason to stop
+                log.warning("trainer.state_discarded", cause=error.problem)
+        self._trainer = trainer
+        return {
+            "device": str(device),
+            "train_bytes": len(text.train),
+            "held_out_bytes": len(text.held_out),
+            "eval_windows": len(text.held_out) // (run.model.window + 1),
+            "drawn": trainer.drawn,
+        }
+
+    def _train(self, trainer: LocalTrainer, request: Train) -> dict[str, Any]:
+        deadline = time.monotonic() + request.seconds
+        before: float | None = None
+
+        def should_stop() -> bool:
+            nonlocal before
+            now = time.monotonic()
+            if before is not None:
+                self._step_seconds = (self._step_seconds or now - before) * 0.8 + (now - before) * 0.2
+            before = now
+            return self._stopping.is_set() or now + self._step_seconds >= deadline
+
+        outcome = trainer.train(request.max_steps, should_stop)
+        updates = {group: trainer.update(group) for group in trainer.groups}
+        return {
+            "steps": outcome.steps,
+            "tokens": outcome.tokens,
+            "seconds": outcome.seconds,
+            "loss": None if math.isnan(outcome.loss) else outcome.loss,
+            "step_seconds": None if math.isnan(outcome.step_seconds) else outcome.step_seconds,
+            "updates": {group: encode_vector(update, "float32") for group, update in updates.items()},
+            "norms": {group: float(np.linalg.norm(update)) for group, update in updates.items()},
+        }
+
+
+def read_requests(
+    requests: queue.SimpleQueue[bytes | None], stopping: threading.Event, descriptor: int
+) -> None:
+    """Hand on the frames that arrive at ``descriptor``, and None at its end.
+
+    On a thread of its own, so that the end of the parent is noticed in the middle of training.
+    """
+    decoder = FrameDecoder(FRAME_LIMIT)
+    try:
+        while data := os.read(descriptor, READ_BYTES):
+            for body in decoder.feed(data):
+                requests.put(body)
+                if is_stop(body):
+                    return
+    except (OSError, WireError) as error:
+        log.error("trainer.input_failed", cause=str(error))
+    finally:
+        stopping.set()
+        requests.put(None)
+
+
+def is_stop(body: bytes) -> bool:
+    """Whether a frame's body asks to stop."""
+    try:
+        return len(body) < 64 and isinstance(parse_request(decode(body)), Stop)
+    except WireError:
+        return False
+
+
+def serve(replies: BinaryIO, descriptor: int = 0) -> None:
+    """Answer requests until there are no more."""
+    stopping = threading.Event()
+    requests: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+    threading.Thread(
+        target=read_requests, args=(requests, stopping, descriptor), name="requests", daemon=True
+    ).start()
+    service = TrainerService(stopping)
+    while (body := requests.get()) is not None and not is_stop(body):
+        try:
+            reply = encode({"ok": True, **service.answer(parse_request(decode(body)))})
+        except Exception as error:  # whatever it was, the node decides what becomes of this process
+            log.warning("trainer.request_failed", cause=str(error), kind=type(error).__name__)
+            reply = encode(failure(error))
+        try:
+            write_all(replies, reply)
+        except BrokenPipeError:
+            return
+
+
+def write_all(replies: BinaryIO, frame: bytes) -> None:
+    """Write a whole frame to an unbuffered stream, which takes as much at a time as it likes."""
+    rest = memoryview(frame)
+    while rest:
+        rest = rest[replies.write(rest) :]
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process with its parent, on Linux; elsewhere the end of stdin must do."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main() -> None:
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the node decides
+    replies = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # a stray print, also of a library in C, must not end up between replies
+    sys.stdout = sys.stderr
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    serve(replies)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,385 @@
+"""DHT peers on real libp2p daemons, and what attackers try in the DHT."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from typing import Any
+
+import psutil
+import pytest
+
+from spheroid_node.errors import DhtFailed, MalformedAddress, PeersUnreachable, PortInUse
+from spheroid_node.net import dht as dht_module
+from spheroid_node.net._hivemind import (
+    DHTID,
+    P2P,
+    DHTNode,
+    DictionaryDHTValue,
+    ValueWithExpiration,
+    get_dht_time,
+)
+from spheroid_node.net.dht import Dht
+from spheroid_node.net.identity import Identity, ephemeral_identity, load_identity
+from spheroid_node.net.validator import RecordValidator
+from spheroid_node.wire.frames import pack
+from spheroid_node.wire.records import MAX_RECORD_BYTES, MAX_TTL
+
+StartDht = Callable[..., Awaitable[Dht]]
+KEY = "spheroid/1/test"
+
+
+@pytest.fixture
+async def start() -> AsyncIterator[StartDht]:
+    async with AsyncExitStack() as stack:
+
+        async def starter(*peers: Dht, **options: Any) -> Dht:
+            addresses = [address for peer in peers for address in peer.addresses]
+            dht = await Dht.start(options.pop("identity", ephemeral_identity()), addresses, **options)
+            stack.push_async_callback(dht.stop)
+            return dht
+
+        yield starter
+
+
+class Attacker:
+    """A DHT node that checks nothing and stores what it likes."""
+
+    def __init__(self, node: Any, identity: Identity) -> None:
+        self.node = node
+        self.identity = identity
+
+    async def store_at(
+        self, victim: Dht, value: bytes, expiration: float, subkey: Any, **options: Any
+    ) -> Any:
+        peer = victim._p2p.peer_id
+        return await self.node.protocol.call_store(
+            peer, [DHTID.generate(source=KEY)], [value], [expiration], subkeys=[subkey], **options
+        )
+
+    def signed(self, value: bytes, expiration: float) -> bytes:
+        from spheroid_node.net._hivemind import DHTRecord
+
+        key, subkey = DHTID.generate(source=KEY).to_bytes(), pack(self.identity.peer)
+        return RecordValidator(self.identity.key).sign_value(DHTRecord(key, subkey, pack(value), expiration))
+
+
+@pytest.fixture
+async def attack() -> AsyncIterator[Callable[[Dht], Awaitable[Attacker]]]:
+    async with AsyncExitStack() as stack:
+
+        async def attacker(victim: Dht) -> Attacker:
+            p2p = await P2P.create(
+                initial_peers=victim.addresses, nat_port_map=False, auto_nat=False, use_relay=False
+            )
+            stack.push_async_callback(p2p.shutdown)
+            node = await DHTNode.create(p2p=p2p, initial_peers=victim.addresses)
+            return Attacker(node, ephemeral_identity())
+
+        yield attacker
+
+
+def daemons() -> set[int]:
+    """Process ids of the libp2p daemons that are ours."""
+    found = set()
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if child.name() == "p2pd" and child.status() != psutil.STATUS_ZOMBIE:
+                found.add(child.pid)
+    return found
+
+
+async def until(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():  # noqa: ASYNC110  the condition is about processes, which set no events
+            await asyncio.sleep(0.02)
+
+
+# --- honest peers ---------------------------------------------------------------------------------
+
+
+async def test_records_of_all_authors_are_found_by_all(start) -> None:
+    first = await start()
+    second = await start(first)
+    client = await start(first, client_mode=True)
+    assert await first.put(KEY, b"one", 60)
+    assert await second.put(KEY, b"two", 60)
+    assert await client.put(KEY, b"three", 60)
+    everything = {first.peer: b"one", second.peer: b"two", client.peer: b"three"}
+    for dht in (first, second, client):
+        assert await dht.get(KEY) == everything
+    assert await second.get("spheroid/1/nothing") == {}
+
+
+async def test_a_later_record_replaces_the_authors_earlier_one(start) -> None:
+    """Also with a shorter life: the DHT alone would keep the one that expires later."""
+    first = await start()
+    second = await start(first)
+    assert await second.put(KEY, b"old", 600)
+    assert await second.put(KEY, b"new", 5)
+    assert await second.put(KEY, b"newest", 5)
+    assert await first.get(KEY) == {second.peer: b"newest"}
+
+
+async def test_a_record_ends(start, monkeypatch) -> None:
+    dht = await start()
+    assert await dht.put(KEY, b"short", 0.2)
+    async with asyncio.timeout(10):
+        while await dht.get(KEY):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+
+
+async def test_the_same_key_file_is_the_same_peer_at_the_same_address(start, tmp_path) -> None:
+    identity = load_identity(tmp_path / "identity.key")
+    dht = await start(identity=identity)
+    address, port = dht.local_address, int(dht.addresses[0].split("/")[4])
+    assert dht.addresses == [address] and identity.peer in address
+    await dht.stop()
+    again = await start(identity=identity, port=port)
+    assert again.addresses == [address]
+
+
+async def test_stop_leaves_no_process_and_no_file(start, monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    before = daemons()
+    dht = await start()
+    assert daemons() > before
+    assert list(tmp_path.iterdir()) == []
+    await dht.stop()
+    await dht.stop()
+    assert daemons() == before
+
+
+# --- a start that cannot succeed ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "nonsense",
+        "/ip4/300.0.0.1/tcp/1/p2p/12D3KooWPjceQrSwdWXPyLLeABRXmuqt69Rg3sBYbU1Nft9HyQ6X",
+        "/ip4/1.2.3.4/tcp/1",
+        "",
+    ],
+)
+async def test_a_malformed_address_is_shown(address) -> None:
+    with pytest.raises(MalformedAddress) as error:
+        await Dht.start(ephemeral_identity(), [address])
+    assert repr(address) in str(error.value)
+
+
+async def test_nobody_at_the_address() -> None:
+    before = daemons()
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        port = nobody.getsockname()[1]
+        address = f"/ip4/127.0.0.1/tcp/{port}/p2p/{ephemeral_identity().peer}"
+        with pytest.raises(PeersUnreachable, match=f"{port}: connection refused") as error:
+            await Dht.start(ephemeral_identity(), [address])
+    assert address in str(error.value)
+    assert daemons() == before
+
+
+async def test_somebody_else_at_the_address(start) -> None:
+    other = await start()
+    address = other.addresses[0].replace(other.peer, ephemeral_identity().peer)
+    with pytest.raises(PeersUnreachable, match="not the peer named"):
+        await Dht.start(ephemeral_identity(), [address])
+
+
+async def test_a_peer_that_is_no_dht(start) -> None:
+    before = daemons()
+    p2p = await P2P.create(nat_port_map=False, auto_nat=False, use_relay=False)
+    try:
+        [address] = [str(address) for address in await p2p.get_visible_maddrs()]
+        with pytest.raises(PeersUnreachable, match="no DHT peer answered"):
+            await Dht.start(ephemeral_identity(), [address])
+    finally:
+        await p2p.shutdown()
+    assert daemons() == before
+
+
+async def test_a_port_held_by_any_program(start) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(PortInUse, match=f"{port}.*--dht-port"):
+            await Dht.start(ephemeral_identity(), port=port, option="--dht-port")
+
+
+async def test_a_port_held_by_another_daemon(start) -> None:
+    """libp2p alone would share it and lose half of the connections."""
+    other = await start()
+    with pytest.raises(PortInUse):
+        await Dht.start(ephemeral_identity(), port=other.listening.port)
+
+
+async def test_a_cancelled_start_leaves_no_process() -> None:
+    before = daemons()
+    starting = asyncio.ensure_future(Dht.start(ephemeral_identity()))
+    await until(lambda: daemons() > before)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert daemons() == before
+
+
+# --- a daemon that dies ---------------------------------------------------------------------------
+
+
+async def test_a_dead_daemon_is_replaced(start) -> None:
+    first = await start()
+    second = await start(first)
+    watch = asyncio.ensure_future(second.watch())
+    try:
+        await second.put(KEY, b"before", 60)
+        address, old = second.addresses, second._p2p._child.pid
+        os.kill(old, signal.SIGKILL)
+        await until(lambda: second._p2p is not None and second._p2p._child.pid != old)
+        assert await second.get(KEY) == {second.peer: b"before"}
+        assert await second.put(KEY, b"after", 60)
+        assert await first.put(KEY, b"first", 60)
+        assert await second.get(KEY) == await first.get(KEY) == {second.peer: b"after", first.peer: b"first"}
+        assert second.addresses == address
+    finally:
+        watch.cancel()
+
+
+async def test_all_peers_gone_and_back(start, tmp_path, monkeypatch) -> None:
+    """A node whose bootstrap and daemon both died is alone, goes on, and finds the bootstrap when it is back."""
+    monkeypatch.setattr(dht_module, "GREET_INTERVAL", 0.2)
+    identity = load_identity(tmp_path / "identity.key")
+    bootstrap = await start(identity=identity)
+    port = bootstrap.listening.port
+    node = await start(bootstrap)
+    watch = asyncio.ensure_future(node.watch())
+    try:
+        await bootstrap.stop()
+        old = node._p2p._child.pid
+        os.kill(old, signal.SIGKILL)
+        await until(lambda: node._p2p is not None and node._p2p._child.pid != old)
+        assert await node.put(KEY, b"alone", 60)
+        bootstrap = await start(identity=identity, port=port)
+        async with asyncio.timeout(30):
+            while await bootstrap.get(KEY) != {node.peer: b"alone"}:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+    finally:
+        watch.cancel()
+
+
+async def test_requests_to_a_dead_daemon_end(start, monkeypatch) -> None:
+    monkeypatch.setattr(dht_module, "REQUEST_TIMEOUT", 1.0)
+    first = await start()
+    second = await start(first)
+    os.kill(second._p2p._child.pid, signal.SIGKILL)
+    await second._p2p._child.wait()
+    async with asyncio.timeout(60):
+        await second.put(KEY, b"value", 60)
+        await second.get(KEY)
+        await second.stop()
+
+
+# --- attackers ------------------------------------------------------------------------------------
+
+
+async def test_forged_record(start, attack) -> None:
+    victim = await start()
+    await victim.put(KEY, b"true", 60)
+    attacker = await attack(victim)
+    forged = attacker.signed(b"forged", get_dht_time() + 600)
+    assert await attacker.store_at(victim, forged, get_dht_time() + 600, victim.peer) == [False]
+    assert await victim.get(KEY) == {victim.peer: b"true"}
+
+
+async def test_wiping_a_key(start, attack) -> None:
+    """A plain value, or a whole dictionary, in the place of everyone's records."""
+    victim = await start()
+    await victim.put(KEY, b"true", 60)
+    attacker = await attack(victim)
+    late = get_dht_time() + 600
+    assert await attacker.store_at(victim, attacker.signed(b"x", late), late, None) == [False]
+    dictionary = DictionaryDHTValue()
+    dictionary.store("anyone", pack(b"x"), late)
+    assert await attacker.store_at(victim, dictionary, late, None) == [False]
+    assert await victim.get(KEY) == {victim.peer: b"true"}
+    assert await victim.put(KEY, b"still", 60)
+
+
+async def test_far_expiry_and_oversize(start, attack) -> None:
+    victim = await start()
+    attacker = await attack(victim)
+    mine = attacker.identity.peer
+    far, soon = get_dht_time() + 2 * MAX_TTL, get_dht_time() + 60
+    assert await attacker.store_at(victim, attacker.signed(b"x", far), far, mine) == [False]
+    huge = attacker.signed(bytes(MAX_RECORD_BYTES + 1), soon)
+    assert await attacker.store_at(victim, huge, soon, mine) == [False]
+    assert await attacker.store_at(victim, attacker.signed(b"x", soon), soon, mine) == [True]
+    assert await victim.get(KEY) == {mine: b"x"}
+
+
+async def test_hiding_records_behind_a_cached_one(start, attack) -> None:
+    """A node's cache would answer for its storage: one valid record in it hides all others."""
+    victim = await start()
+    reader = await start(victim)
+    await victim.put(KEY, b"true", 60)
+    attacker = await attack(victim)
+    late = get_dht_time() + MAX_TTL
+    for node in (victim, reader):
+        await attacker.store_at(
+            node, attacker.signed(b"x", late), late, attacker.identity.peer, in_cache=True
+        )
+    assert (await reader.get(KEY))[victim.peer] == b"true"
+
+
+async def test_a_lying_holder(start, attack) -> None:
+    """It answers with an endless life, one bad record, and types that no storage has."""
+    victim = await start()
+    await victim.put(KEY, b"true", 60)
+    reader = await start(victim)
+    attacker = await attack(victim)
+    soon = get_dht_time() + 60
+    lie = DictionaryDHTValue()
+    lie.store(attacker.identity.peer, attacker.signed(b"mine", soon), soon)
+    lie.store(victim.peer, pack(b"forged") + bytes(64), get_dht_time() + 600)
+    lie.maxsize, lie.latest_expiration_time = 1, math.inf
+    storage = attacker.node.protocol.storage
+    storage.get = lambda key: ValueWithExpiration(lie, math.inf)
+    reader._node.protocol.routing_table.add_or_update_node(attacker.node.node_id, attacker.node.peer_id)
+    assert await reader.get(KEY) == {victim.peer: b"true", attacker.identity.peer: b"mine"}
+
+
+async def test_a_clock_that_is_wrong(start, monkeypatch) -> None:
+    from spheroid_node.errors import ClockWrong
+
+    first = await start()
+    real = get_dht_time
+    monkeypatch.setattr("hivemind.dht.protocol.get_dht_time", _Skewed(real))
+    with pytest.raises(ClockWrong, match="clock"):
+        await Dht.start(ephemeral_identity(), first.addresses)
+
+
+class _Skewed:
+    """Both peers are in this process: every other reading of the clock is minutes ahead."""
+
+    def __init__(self, real: Callable[[], float]) -> None:
+        self.real = real
+        self.readings = 0
+
+    def __call__(self) -> float:
+        self.readings += 1
+        return self.real() + 300 * self.readings
+
+
+async def test_an_unknown_failure_is_told_as_it_is(monkeypatch) -> None:
+    async def broken(**_: Any) -> None:
+        raise RuntimeError("the moon is full")
+
+    monkeypatch.setattr(DHTNode, "create", broken)
+    before = daemons()
+    with pytest.raises(DhtFailed, match="moon"):
+        await Dht.start(ephemeral_identity())
+    assert daemons() == before

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spheroid_node.rounds.aggregation import Accumulator, PayloadMeter, next_version, payload_facts
+from spheroid_node.wire.codes import WireError
+from spheroid_node.wire.tensors import CHUNK_BYTES, Vector, chunks, encode_vector, payload_digest
+
+updates = st.lists(
+    st.tuples(
+        st.lists(st.floats(-100, 100, width=16), min_size=5, max_size=5),
+        st.integers(1, 1_000_000),
+        st.floats(0.01, 1.0),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+def encoded(values: list[float] | Vector, dtype: str = "fp16") -> Iterator[memoryview]:
+    return chunks(encode_vector(np.asarray(values, dtype=np.float32), dtype))
+
+
+@given(updates)
+def test_the_mean_is_weighted_and_scaled(updates: list[tuple[list[float], int, float]]) -> None:
+    accumulator = Accumulator(5)
+    for values, weight, scale in updates:
+        accumulator.add(encoded(values), "fp16", weight, scale)
+    weights = np.array([weight for _, weight, _ in updates], dtype=np.float64)
+    scaled = np.array([np.array(values) * scale for values, _, scale in updates])
+    np.testing.assert_allclose(accumulator.mean(), weights @ scaled / weights.sum(), rtol=1e-5, atol=1e-4)
+
+
+def test_the_mean_of_nothing_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no updates"):
+        Accumulator(3).mean()
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_weight_must_be_positive_and_finite(weight: float) -> None:
+    with pytest.raises(ValueError, match="weight"):
+        Accumulator(1).add(encoded([1.0]), "fp16", weight)
+
+
+def test_an_update_that_breaks_off_leaves_no_trace() -> None:
+    def torn(size: int) -> Iterator[memoryview]:
+        yield memoryview(bytes([1] * size))
+        raise OSError("disk")
+
+    accumulator = Accumulator(3)
+    accumulator.add(encoded([1.0, 2.0, 3.0]), "fp16", 10)
+    with pytest.raises(OSError, match="disk"):
+        accumulator.add(torn(4), "fp16", 10)
+    for values in ([9.0, 9.0], [9.0] * 4):
+        with pytest.raises(ValueError, match=r"of 4 bytes|of more than 6 bytes"):
+            accumulator.add(encoded(values), "fp16", 10)
+    assert accumulator.mean().tolist() == [1.0, 2.0, 3.0]
+
+
+def test_memory_does_not_grow_with_the_number_of_updates() -> None:
+    elements = 3 * CHUNK_BYTES // 2 // 2 + 7  # several chunks of fp16, the last one short
+    payload = encode_vector(np.linspace(-1, 1, elements, dtype=np.float32), "fp16")
+
+    def peak(count: int) -> int:
+        accumulator = Accumulator(elements)
+        tracemalloc.reset_peak()
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(count):
+            accumulator.add(chunks(payload), "fp16", 3)
+        np.testing.assert_allclose(accumulator.mean(), np.linspace(-1, 1, elements), atol=1e-3)
+        return tracemalloc.get_traced_memory()[1] - before
+
+    tracemalloc.start()
+    try:
+        few, many = peak(2), peak(40)
+    finally:
+        tracemalloc.stop()
+    assert many < few + len(payload) // 4
+
+
+def test_chunks_need_not_end_at_whole_elements() -> None:
+    payload = encode_vector(np.array([1.5, -2.5], dtype=np.float32), "fp16")
+    accumulator = Accumulator(2)
+    accumulator.add([payload[:1], payload[1:]], "fp16", 1)
+    assert accumulator.mean().tolist() == [1.5, -2.5]
+
+
+def test_the_next_version_is_float32_and_leaves_its_base_alone() -> None:
+    base = np.array([1.0, 2.0], dtype=np.float32)
+    version = next_version(base, np.array([0.5, -0.5], dtype=np.float32))
+    assert version.dtype == np.float32
+    assert version.tolist() == [1.5, 1.5]
+    assert base.tolist() == [1.0, 2.0]
+
+
+# --- facts ----------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.floats(-1e4, 1e4, width=16), min_size=1, max_size=50), st.sampled_from(["fp16", "float32"])
+)
+def test_facts_are_those_of_the_whole_payload(values: list[float], dtype: str) -> None:
+    payload = encode_vector(np.array(values, dtype=np.float32), dtype)
+    facts = payload_facts(chunks(payload), dtype)
+    assert (facts.size, facts.digest, facts.finite) == (len(payload), payload_digest(payload), True)
+    assert facts.norm == pytest.approx(float(np.linalg.norm(np.array(values))), rel=1e-6)
+
+
+def test_facts_of_several_chunks() -> None:
+    vector = np.ones(CHUNK_BYTES // 4 * 2 + 3, dtype=np.float32)
+    payload = encode_vector(vector, "float32")
+    meter = PayloadMeter("float32", len(payload))
+    for index, chunk in enumerate(chunks(payload)):
+        assert (meter.count, meter.complete) == (index, False)
+        meter.feed(chunk)
+    assert meter.complete
+    assert meter.facts().digest == payload_digest(payload)
+    assert meter.facts().norm == pytest.approx(len(vector) ** 0.5)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", ["fp16", "float32"])
+def test_one_value_that_is_not_finite_shows(bad: float, dtype: str) -> None:
+    payload = np.array([1.0, bad, 2.0], dtype="<f2" if dtype == "fp16" else "<f4").tobytes()
+    facts = payload_facts(chunks(payload), dtype)
+    assert not facts.finite
+    assert facts.norm == float("inf")
+
+
+def test_the_largest_float32_is_still_finite() -> None:
+    payload = encode_vector(np.full(1000, 3.4e38, dtype=np.float32), "float32")
+    assert payload_facts(chunks(payload), "float32").finite
+
+
+@pytest.mark.parametrize("cut", [[3], [8, 2], [12], [4, 6]])
+def test_a_payload_cut_otherwise_than_agreed_is_malformed(cut: list[int]) -> None:
+    meter = PayloadMeter("fp16", 10)
+    with pytest.raises(WireError, match="malformed"):
+        for size in cut:
+            meter.feed(bytes(size))
+
+
+def test_half_an_element_is_malformed() -> None:
+    with pytest.raises(WireError, match="malformed"):
+        payload_facts([bytes(3)], "fp16")

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from spheroid_node.rounds.collection import Base
+from spheroid_node.rounds.contribution import Contributor, Submission
+from spheroid_node.run import RunSpec
+from spheroid_node.wire.codes import Reason, Verdict
+from spheroid_node.wire.messages import Manifest, Receipt, UpdateOutcome
+from spheroid_node.wire.tensors import decode_vector, payload_digest
+
+BASE = Base(version=4, digest=b"b" * 32)
+UPDATE = np.array([1.0, -2.0], dtype=np.float32)
+ZERO = np.zeros(2, dtype=np.float32)
+
+
+@pytest.fixture
+def contributor(run: RunSpec) -> Contributor:
+    return Contributor(run, "block-0", 2, decay=0.5)
+
+
+def send(contributor: Contributor, update: Any = UPDATE, round: int = 7) -> Submission:
+    return contributor.prepare(round, BASE, update, steps=5, tokens=80, nonce=b"n" * 16)
+
+
+def receipt(submission: Submission, verdict: Verdict, reason: Reason = Reason.NONE) -> Receipt:
+    header = submission.header
+    return Receipt(
+        run=header.run, group=header.group, round=header.round, update=header.digest,
+        verdict=verdict, reason=reason,
+    )  # fmt: skip
+
+
+def manifest(digest: bytes, version: int = 5, verdict: Verdict = Verdict.ACCEPTED) -> Manifest:
+    outcome = UpdateOutcome(peer="a", digest=digest, tokens=80, norm=1.0, verdict=verdict)
+    return Manifest(
+        run="0" * 16, group="block-0", round=7, version=version, parent=b"b" * 32, digest=b"c" * 32,
+        elements=2, rank=0, steps=5, updates=[outcome],
+    )  # fmt: skip
+
+
+def test_a_header_describes_its_payload(contributor: Contributor, run: RunSpec) -> None:
+    submission = send(contributor)
+    header = submission.header
+    assert (header.run, header.group, header.round) == (run.run_id, "block-0", 7)
+    assert (header.base, header.base_digest) == (BASE.version, BASE.digest)
+    assert (header.steps, header.tokens, header.elements, header.dtype) == (5, 80, 2, "fp16")
+    assert header.norm == pytest.approx(5**0.5)
+    assert header.digest == payload_digest(submission.payload)
+    assert decode_vector(submission.payload, "fp16").tolist() == [1.0, -2.0]
+
+
+def test_a_contained_update_leaves_nothing(contributor: Contributor) -> None:
+    submission = send(contributor)
+    assert contributor.settle(manifest(submission.header.digest)) is True
+    assert contributor.residual.vector.tolist() == [0.0, 0.0]
+    assert contributor.settle(manifest(submission.header.digest)) is None
+
+
+@pytest.mark.parametrize(
+    "newest",
+    [
+        None,  # the aggregator died and the version stands
+        manifest(b"x" * 32),  # another fork won, without this update
+        manifest(b"x" * 32, version=4),  # still the version it was trained from
+    ],
+)
+def test_an_update_that_no_manifest_contains_goes_with_the_next(
+    contributor: Contributor, newest: Manifest | None
+) -> None:
+    contributor.answered(receipt(send(contributor), Verdict.ACCEPTED))
+    assert contributor.settle(newest) is False
+    later = send(contributor, ZERO, round=8)
+    assert decode_vector(later.payload, "fp16").tolist() == [0.5, -1.0]
+
+
+def test_a_manifest_that_names_an_update_as_late_does_not_contain_it(contributor: Contributor) -> None:
+    submission = send(contributor)
+    assert contributor.settle(manifest(submission.header.digest, verdict=Verdict.LATE)) is False
+    assert contributor.residual.vector.tolist() == [0.5, -1.0]
+
+
+@pytest.mark.parametrize(("verdict", "contained"), [(Verdict.ACCEPTED, True), (Verdict.LATE, False)])
+def test_the_receipt_decides_where_a_version_was_missed(
+    contributor: Contributor, verdict: Verdict, contained: bool
+) -> None:
+    contributor.answered(receipt(send(contributor), verdict))
+    assert contributor.settle(manifest(b"x" * 32, version=6)) is contained
+
+
+def test_a_receipt_of_another_update_is_ignored(contributor: Contributor) -> None:
+    first = send(contributor)
+    send(contributor, UPDATE * 2, round=8)
+    contributor.answered(receipt(first, Verdict.ACCEPTED))
+    assert contributor.settle(manifest(b"x" * 32, version=6)) is False
+
+
+def test_an_update_still_open_at_the_next_round_was_not_taken(contributor: Contributor) -> None:
+    send(contributor)
+    assert decode_vector(send(contributor, ZERO, round=8).payload, "fp16").tolist() == [0.5, -1.0]
+
+
+@pytest.mark.parametrize(
+    ("reason", "left"),
+    [
+        (Reason.STALE_BASE, [0.5, -1.0]),
+        (Reason.NO_ROOM, [0.5, -1.0]),
+        (Reason.NOT_FINITE, [0.0, 0.0]),
+        (Reason.NORM_TOO_LARGE, [0.0, 0.0]),
+        (Reason.DUPLICATE, [0.0, 0.0]),
+    ],
+)
+def test_a_refusal_that_would_come_again_drops_the_update(
+    contributor: Contributor, reason: Reason, left: list[float]
+) -> None:
+    contributor.answered(receipt(send(contributor), Verdict.REFUSED, reason))
+    assert contributor.settle(None) is False
+    assert contributor.residual.vector.tolist() == left
+
+
+@pytest.mark.parametrize("update", [np.array([1.0, np.nan], np.float32), np.ones(3, np.float32)])
+def test_an_unsound_update_is_never_sent(contributor: Contributor, update: Any) -> None:
+    with pytest.raises(ValueError, match="2 finite values"):
+        send(contributor, update)

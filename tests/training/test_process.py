@@ -1,0 +1,284 @@
+"""The trainer as a real child process, spoken to over its pipes."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from spheroid_node.errors import DataMissing, DeviceUnavailable, TrainerFailed
+from spheroid_node.model.initial import initial_vector
+from spheroid_node.run import RunSpec
+from spheroid_node.training.trainer_protocol import (
+    FRAME_LIMIT,
+    MODULE,
+    Configure,
+    Evaluate,
+    Load,
+    Save,
+    Stop,
+    Train,
+    decode,
+    encode_request,
+    error_of,
+)
+from spheroid_node.wire.frames import HEADER, FrameDecoder, pack
+from spheroid_node.wire.messages import Message
+from spheroid_node.wire.tensors import decode_vector, encode_vector
+
+SECONDS = 60.0
+
+
+class Child:
+    """A trainer process and its pipes."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", MODULE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log.open("wb"),
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            bufsize=0,
+        )
+        assert self.process.stdin
+        assert self.process.stdout
+        self.stdin, self.stdout = self.process.stdin, self.process.stdout
+        self._decoder = FrameDecoder(FRAME_LIMIT)
+
+    def send(self, frame: bytes) -> None:
+        while frame:
+            frame = frame[self.stdin.write(frame) :]
+
+    def receive(self) -> dict[str, Any]:
+        deadline = time.monotonic() + SECONDS
+        while select.select([self.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            data = os.read(self.stdout.fileno(), 1 << 20)
+            assert data, f"the child closed its end: {self.log.read_text()}"
+            for body in self._decoder.feed(data):
+                return decode(body)
+        raise AssertionError(f"no reply in time: {self.log.read_text()}")
+
+    def ask(self, request: Message) -> dict[str, Any]:
+        self.send(encode_request(request))
+        return self.receive()
+
+
+@pytest.fixture
+def child(tmp_path: Path) -> Iterator[Child]:
+    child = Child(tmp_path / "child.log")
+    yield child
+    child.process.kill()
+    child.process.wait()
+    child.stdin.close()
+    child.stdout.close()
+
+
+@pytest.fixture
+def configure(run: RunSpec, tmp_path: Path) -> Callable[..., Configure]:
+    """A valid first request, with fields replaced by keyword."""
+    data = tmp_path / "text.txt"
+    data.write_text("the castle on the hill stands above the river.\n" * 200)
+
+    def build(**fields: Any) -> Configure:
+        settings = {
+            "run": run.pack(),
+            "block": 1,
+            "device": "cpu",
+            "data": [str(data)],
+            "held_out": [],
+            "worker_seed": 3,
+            "threads": 1,
+            "state": str(tmp_path / "state.safetensors"),
+        }
+        return Configure(**{**settings, **fields})
+
+    return build
+
+
+MakeConfigure = Callable[..., Configure]
+
+
+def load(run: RunSpec, group: str) -> Load:
+    vector = encode_vector(initial_vector(run, group), "float32")
+    return Load(group=group, version=1, steps=10, vector=vector)
+
+
+def test_a_life(child: Child, configure: MakeConfigure, run: RunSpec, tmp_path: Path) -> None:
+    about = child.ask(configure())
+    assert about["ok"] is True
+    assert (about["device"], about["drawn"]) == ("cpu", 0)
+    assert about["train_bytes"] + about["held_out_bytes"] == (tmp_path / "text.txt").stat().st_size
+    assert about["eval_windows"] == about["held_out_bytes"] // 33
+    for group in ("block-0", "block-1", "interface"):
+        assert child.ask(load(run, group)) == {"ok": True}
+
+    before = child.ask(Evaluate(windows=4))["ce"]
+    reply = child.ask(Train(round=5, max_steps=20, seconds=SECONDS))
+    after = child.ask(Evaluate(windows=4))["ce"]
+    assert reply["steps"] == 20
+    assert reply["tokens"] == 20 * run.training.batch * run.model.window
+    assert reply["seconds"] >= reply["step_seconds"] > 0
+    assert set(reply["updates"]) == {"block-1", "interface"}
+    for group, packed in reply["updates"].items():
+        update = decode_vector(packed, "float32")
+        assert update.shape == initial_vector(run, group).shape
+        assert reply["norms"][group] == pytest.approx(float(np.linalg.norm(update)))
+        assert reply["norms"][group] > 0
+    assert len(before) == len(after) == 2
+    assert after[1] < before[1] - 0.5
+
+    assert child.ask(Save()) == {"ok": True}
+    assert (tmp_path / "state.safetensors").is_file()
+    child.send(encode_request(Stop()))
+    assert child.process.wait(SECONDS) == 0
+
+
+def test_moments_and_draws_outlive_the_process(
+    child: Child, configure: MakeConfigure, tmp_path: Path
+) -> None:
+    child.ask(configure())
+    child.ask(Train(round=0, max_steps=3, seconds=SECONDS))
+    child.ask(Save())
+    successor = Child(tmp_path / "successor.log")
+    try:
+        assert successor.ask(configure())["drawn"] == 3
+    finally:
+        successor.process.kill()
+        successor.process.wait()
+
+
+def test_a_damaged_state_is_discarded(child: Child, configure: MakeConfigure, tmp_path: Path) -> None:
+    (tmp_path / "state.safetensors").write_bytes(b"half writ")
+    assert child.ask(configure())["drawn"] == 0
+    assert "trainer.state_discarded" in child.log.read_text()
+
+
+def test_a_budget_of_time_ends_training(child: Child, configure: MakeConfigure) -> None:
+    child.ask(configure())
+    some = child.ask(Train(round=0, max_steps=10**9, seconds=0.5))
+    assert 0 < some["steps"] < 10**6
+    none = child.ask(Train(round=1, max_steps=10, seconds=-1.0))
+    assert (none["steps"], none["loss"], none["step_seconds"]) == (0, None, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind", "part"),
+    [
+        ({"data": ["/no/such/text"]}, DataMissing, "/no/such/text"),
+        ({"device": "abacus"}, DeviceUnavailable, "abacus"),
+    ],
+)
+def test_a_users_error_comes_back_as_it_is(
+    child: Child, configure: MakeConfigure, fields: dict[str, Any], kind: type[Exception], part: str
+) -> None:
+    error = error_of(child.ask(configure(**fields)))
+    assert isinstance(error, kind)
+    assert part in str(error)
+    assert error.exit_code == 2
+    assert error.remedy.startswith(("Give", "Choose"))
+    assert error_of(child.ask(configure())) is None
+
+
+def test_a_request_that_cannot_be_done_is_answered_and_the_next_one_served(
+    child: Child, configure: MakeConfigure, run: RunSpec
+) -> None:
+    def refusal(frame: bytes) -> str:
+        child.send(frame)
+        error = error_of(child.receive())
+        assert isinstance(error, TrainerFailed)
+        return str(error)
+
+    def frame(body: bytes) -> bytes:
+        return HEADER.pack(len(body)) + body
+
+    assert "configure" in refusal(encode_request(Evaluate(windows=1)))
+    assert "not msgpack" in refusal(frame(b"\xc1garbage"))
+    assert "not a map" in refusal(frame(pack([1, 2])))
+    assert "no request is called 'dance'" in refusal(frame(pack({"do": "dance"})))
+    assert "no request is called" in refusal(frame(pack({"do": ["train"]})))
+    assert "max_steps" in refusal(frame(pack({"do": "train", "round": 0, "seconds": 1.0})))
+    child.ask(configure())
+    assert "ValueError" in refusal(encode_request(Load(group="block-1", version=1, steps=1, vector=b"1234")))
+    assert "block-9" in refusal(encode_request(Load(group="block-9", version=1, steps=1, vector=b"1234")))
+    assert child.ask(load(run, "block-1")) == {"ok": True}
+
+
+def test_stray_output_does_not_reach_the_pipe(child: Child, configure: MakeConfigure, tmp_path: Path) -> None:
+    (tmp_path / "state.safetensors").write_bytes(b"damaged, which is logged")
+    child.ask(configure())
+    descriptors = {Path(f"/proc/{child.process.pid}/fd/{number}").readlink() for number in (1, 2)}
+    assert descriptors == {child.log}
+
+
+def test_the_end_of_input_ends_an_idle_process(child: Child) -> None:
+    child.stdin.close()
+    assert child.process.wait(SECONDS) == 0
+
+
+@pytest.mark.parametrize("farewell", [b"", encode_request(Stop())], ids=["end of input", "stop"])
+def test_training_is_given_up_when_nobody_waits_for_it(
+    child: Child, configure: MakeConfigure, farewell: bytes
+) -> None:
+    child.ask(configure())
+    child.send(encode_request(Train(round=0, max_steps=10**9, seconds=3600.0)))
+    child.send(farewell)
+    child.stdin.close()
+    child.receive()
+    assert child.process.wait(SECONDS) == 0
+
+
+def test_ctrl_c_is_left_to_the_node(child: Child, configure: MakeConfigure) -> None:
+    child.ask(configure())
+    child.process.send_signal(signal.SIGINT)
+    assert child.ask(Train(round=0, max_steps=1, seconds=SECONDS))["steps"] == 1
+
+
+PARENT = f"""
+import subprocess, sys, threading
+child = subprocess.Popen([sys.executable, "-m", {MODULE!r}], stdin=int(sys.argv[1]), stdout=int(sys.argv[2]))
+print(child.pid, flush=True)
+threading.Event().wait()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux kills a child with its parent")
+def test_a_killed_parent_takes_the_trainer_with_it_in_the_middle_of_training(
+    configure: MakeConfigure,
+) -> None:
+    """The pipes stay open here, so that it is not the end of input that ends the trainer."""
+    (child_in, our_out), (our_in, child_out) = os.pipe(), os.pipe()
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(child_in), str(child_out)],
+        stdout=subprocess.PIPE,
+        pass_fds=(child_in, child_out),
+    )
+    assert parent.stdout
+    trainer = psutil.Process(int(parent.stdout.readline()))
+    try:
+        os.write(our_out, encode_request(configure()))
+        assert select.select([our_in], [], [], SECONDS)[0]
+        os.write(our_out, encode_request(Train(round=0, max_steps=10**9, seconds=3600.0)))
+        assert trainer.is_running()
+        parent.kill()
+        trainer.wait(SECONDS)
+        assert not trainer.is_running()
+    finally:
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+        if trainer.is_running():
+            trainer.kill()
+        for descriptor in (child_in, our_out, our_in, child_out):
+            os.close(descriptor)
