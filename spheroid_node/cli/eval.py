@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +40,7 @@ def command(checkpoint: str | None, windows: int, as_json: bool, **flags: Any) -
     measurements of one model agree.
     """
     config = resolve(flags)
-    set_up_logging(config.log_format)
+    set_up_logging(config.log_format, level=logging.WARNING)
     if checkpoint is None:
         evaluation = run_async(_evaluate_swarm(with_peers(config), windows))
     else:

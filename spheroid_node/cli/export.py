@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def command(directory: str, **flags: Any) -> None:
     DIR gets model.safetensors, config.json and a model card; spheroid_node.model.load(DIR) reads it.
     """
     config = with_peers(resolve(flags))
-    set_up_logging(config.log_format)
+    set_up_logging(config.log_format, level=logging.WARNING)
     output = Path(directory)
     check_free(output)
     versions = run_async(_export(config, output))

@@ -10,6 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from spheroid_node.run import block_group
+
 if TYPE_CHECKING:
     from spheroid_node.node.snapshot import Replica, Snapshot
 
@@ -47,34 +49,30 @@ def headline(snapshot: Snapshot) -> Text:
 
 
 def replica_table(snapshot: Snapshot) -> Table:
-    """A row for each replica, grouped by block; a block without one has a row that says so."""
-    table = Table(box=None, pad_edge=False, padding=(0, 1), header_style="dim")
+    """A row for each replica, grouped by block; a block without one has a row that says so.
+
+    ``updates`` are accepted/late/refused, as the line below the table spells out. It fits 80 columns.
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, 1), collapse_padding=True, header_style="dim")
     table.add_column("block", justify="right")
-    table.add_column("replica")
-    table.add_column("state")
-    for name in ("version", "steps", "round", "tokens/s", "loss", "CE"):
-        table.add_column(name, justify="right")
-    table.add_column("accepted/late/refused", justify="right")
-    table.add_column("led", justify="right")
-    table.add_column("in", justify="right")
-    table.add_column("out", justify="right")
+    table.add_column("replica", no_wrap=True)
+    for name in ("version", "steps", "tokens/s", "loss", "CE", "updates", "led", "in", "out"):
+        table.add_column(name, justify="right", no_wrap=True)
     for block in range(snapshot.run.model.blocks):
         replicas = snapshot.of_block(block)
         if not replicas:
-            table.add_row(str(block), "none", "MISSING", style="bold red")
+            table.add_row(str(block), "MISSING", style="bold red")
         for index, replica in enumerate(replicas):
             table.add_row(str(block) if index == 0 else "", *_cells(snapshot, replica))
     return table
 
 
 def _cells(snapshot: Snapshot, replica: Replica) -> Iterable[str]:
-    announced = snapshot.versions.get(f"block-{replica.block}")
+    announced = snapshot.versions.get(block_group(replica.block))
     return (
-        short_peer(replica.peer),
-        escape(replica.state),
+        short_peer(replica.peer) + ("" if replica.state == "online" else f" {escape(replica.state)}"),
         str(replica.version),
         str(announced.steps) if announced else "–",
-        str(replica.round) if replica.round >= 0 else "–",
         f"{replica.tokens_per_second:,.0f}",
         _nats(replica.train_loss),
         _nats(replica.from_noise_ce),

@@ -16,9 +16,12 @@ from structlog.typing import EventDict, Processor, WrappedLogger
 LogFormat = Literal["auto", "console", "json"]
 
 
-def set_up_logging(log_format: LogFormat, *, listener: Processor | None = None) -> None:
+def set_up_logging(
+    log_format: LogFormat, *, level: int = logging.INFO, listener: Processor | None = None
+) -> None:
     """Configure structlog and quieten the libraries; call once, before anything heavy is imported.
 
+    Commands that are no daemons take ``level`` WARNING: their answer is on stdout.
     ``listener`` sees every event before it is rendered and may drop it (structlog.DropEvent).
     ``auto`` is plain text, in colour on a terminal.
     """
@@ -36,7 +39,7 @@ def set_up_logging(log_format: LogFormat, *, listener: Processor | None = None) 
     ]
     structlog.configure(
         processors=processors,
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=_StderrLoggerFactory(),
         cache_logger_on_first_use=False,
     )

@@ -14,6 +14,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -68,7 +69,13 @@ def group() -> None:
 def main() -> None:
     """Entry point of the console script."""
     die_with_parent()
-    sys.exit(run(sys.argv[1:]))
+    exit_code = run(sys.argv[1:])
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    # Everything is closed by now. Python would go on to take torch and hivemind apart piece by piece, which
+    # costs seconds on a busy machine, and a user who has pressed Ctrl-C waits for it.
+    os._exit(exit_code)
 
 
 def run(arguments: Sequence[str]) -> int:

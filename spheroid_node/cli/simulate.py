@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 
 from spheroid_node.cli.options import json_option, text_options
 
@@ -63,16 +63,13 @@ def command(
     run = run.model_copy(update={"seed": seed})
     text = load_text(run.data, data, held_out, run.model.window)
     swarm = Swarm(run, text, workers, seed, slow)
-    console = Console(quiet=as_json)
-    console.print(_heading(swarm, text.name))
+    show: Callable[[str], object] = (lambda _line: None) if as_json else click.echo
+    show(_heading(swarm, text.name))
     reports = []
     for report in swarm.play(rounds):
         reports.append(report)
-        console.print(_line(report))
-    if as_json:
-        click.echo(json.dumps(_summary(swarm, reports), indent=2))
-        return
-    console.print(_closing(swarm, reports))
+        show(_line(report))
+    click.echo(json.dumps(_summary(swarm, reports), indent=2) if as_json else _closing(swarm, reports))
 
 
 COLUMNS = "{:>5}  {:>8}  {:>8}  {:>4}  {:>7}  {:>5}  {:>6}  {:>10}  {}"
@@ -95,7 +92,7 @@ def _line(report: RoundReport) -> str:
         report.late,
         report.refused,
         f"{report.steps:.0f}",
-        f"{report.loss:.3f}",
+        "–" if report.loss is None else f"{report.loss:.3f}",
         f"{report.bytes_moved / 1e6:.2f} MB",
         " ".join(f"{ce:.3f}" for ce in report.ce),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -32,7 +33,7 @@ def command(watch: bool, as_json: bool, **flags: Any) -> None:
     With --json one object, or with --watch one object a line.
     """
     config = with_peers(resolve(flags))
-    set_up_logging(config.log_format)
+    set_up_logging(config.log_format, level=logging.WARNING)
     run_async(_show(config, watch, as_json))
 
 
@@ -53,8 +54,10 @@ async def _show(config: NodeConfig, watch: bool, as_json: bool) -> None:
 async def _watch(client: Client) -> None:
     from rich.live import Live
 
+    from spheroid_node.node.snapshot import Curve
+
     console = Console()
-    curve: dict[int, float] = {}
+    curve = Curve()
     if not console.is_terminal:
         while True:
             _print(await _collect(client), False, console)
@@ -62,8 +65,8 @@ async def _watch(client: Client) -> None:
     with Live(console=console, auto_refresh=False, screen=False) as live:
         while True:
             snapshot = await _collect(client)
-            curve |= snapshot.ce_by_round()
-            live.update(render(snapshot, [curve[number] for number in sorted(curve)]), refresh=True)
+            curve.add(snapshot)
+            live.update(render(snapshot, list(curve.by_round().values())), refresh=True)
             await asyncio.sleep(WATCH_SECONDS)
 
 

@@ -1,0 +1,1 @@
+"""HTTP in front of a swarm: OpenAI-style API, swarm page, /metrics. Needs the extra ``gateway``."""

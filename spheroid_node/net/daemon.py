@@ -131,11 +131,18 @@ async def _explain(error: Exception, listening: Listening, peers: Sequence[str])
 
 
 async def _why_unreachable(address: str) -> str:
-    """In a few words, what a plain TCP connection to a bootstrap address meets."""
+    return await tcp_failure(address) or f"{address}: something listens there, but not the peer named"
+
+
+async def tcp_failure(address: str) -> str | None:
+    """In a few words, why a plain TCP connection to a multiaddress fails.
+
+    None when it succeeds, or when the address is no plain TCP address.
+    """
     parsed = Multiaddr(address)
     host = next((parsed[kind] for kind in ("ip4", "ip6", "dns4", "dns6", "dns") if kind in parsed), None)
     if host is None or "tcp" not in parsed:
-        return f"{address} cannot be tried over TCP"
+        return None
     where = f"{host} port {parsed['tcp']}"
     try:
         async with asyncio.timeout(PROBE_TIMEOUT):
@@ -145,4 +152,4 @@ async def _why_unreachable(address: str) -> str:
     except OSError as error:
         return f"{where}: {os.strerror(error.errno).lower() if error.errno and error.errno > 0 else error}"
     writer.close()
-    return f"{where}: something listens there, but not the peer named in the address"
+    return None

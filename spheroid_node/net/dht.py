@@ -238,23 +238,28 @@ class Dht:
 
     async def _greet(self) -> None:
         """Connect to every peer we know of, and tell its DHT node that we are here."""
-        targets: dict[str, list[Any]] = {peer: list(addresses) for peer, addresses in self._met.items()}
-        for text in self.peers:
-            address = Multiaddr(text)
-            targets.setdefault(address["p2p"], []).append(address)
-        targets.pop(self.peer, None)
-        await asyncio.gather(*(self._greet_one(peer, addresses) for peer, addresses in targets.items()))
+        addresses: dict[str, list[str]] = {}
+        for text in self._known_addresses():
+            where, _, peer = text.partition("/p2p/")
+            if peer != self.peer:
+                addresses.setdefault(peer, []).append(where)
         with suppress(Exception):  # the daemon may be dying: then the next round of the watch rebuilds it
             async with asyncio.timeout(GREET_TIMEOUT):
                 connected = await self._p2p.list_peers()
                 self._met = {info.peer_id.to_base58(): info.addrs for info in connected}
+                await asyncio.gather(*(self._greet_one(*target) for target in addresses.items()))
 
-    async def _greet_one(self, peer: str, addresses: list[Any]) -> None:
+    async def _greet_one(self, peer: str, addresses: list[str]) -> None:
         peer_id = PeerID.from_base58(peer)
         with suppress(Exception):  # a peer that is away today may be back tomorrow
-            async with asyncio.timeout(GREET_TIMEOUT):
-                await self._p2p._client.connect(peer_id, addresses)
-                await self._node.protocol.call_ping(peer_id)
+            if peer not in self._met:
+                # libp2p waits longer after every failed dial, in the end minutes: so dial only who is there.
+                failures = await asyncio.gather(*map(daemon.tcp_failure, addresses))
+                there = [Multiaddr(a) for a, failure in zip(addresses, failures, strict=True) if not failure]
+                if not there:
+                    return
+                await self._p2p._client.connect(peer_id, there)
+            await self._node.protocol.call_ping(peer_id)
 
     async def _republish(self) -> None:
         """Publish our records again: peers that stored them for us may have left since."""

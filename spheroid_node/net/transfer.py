@@ -129,7 +129,7 @@ class _Fetch:
             finally:
                 link.abort()
         except (OSError, WireError) as error:  # LinkFailed, LinkClosed and TimeoutError are OSErrors
-            causes.append(f"{holder.peer}: {error or 'timed out'}")
+            causes.append(f"{holder.peer}: {str(error) or 'timed out'}")
             log.info("transfer.holder_failed", group=self._group, peer=holder.peer, cause=causes[-1])
         finally:
             self._untried.extend(index for index in asked if index in self._missing)

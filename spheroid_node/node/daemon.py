@@ -116,6 +116,7 @@ class Node:
                         "dht": self.client.dht.watch(),
                         "report": reporter.run(),
                         "meters": self._meters(),
+                        "sync": self.sync.keep_up(self.client.run.worker_groups(self.block)),
                         "collector": self.collector.run(),
                         "worker": self.worker.run(),
                     }.items()

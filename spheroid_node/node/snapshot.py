@@ -92,14 +92,6 @@ class Snapshot:
         ]
         return fmean(measured) if measured else None
 
-    def ce_by_round(self) -> dict[int, float]:
-        """Round → from-noise CE, for every round that a replica of the last block has just measured."""
-        by_round: dict[int, list[float]] = {}
-        for replica in self.of_block(self.run.model.blocks - 1):
-            if replica.from_noise_ce is not None and replica.round >= 0:
-                by_round.setdefault(replica.round, []).append(replica.from_noise_ce)
-        return {number: fmean(values) for number, values in by_round.items()}
-
     def total(self, field: str) -> float:
         """Sum of a numeric field over all replicas, e.g. ``bytes_in``."""
         return float(sum(getattr(replica, field) for replica in self.replicas))
@@ -118,6 +110,31 @@ class Snapshot:
             "versions": {group: asdict(version) for group, version in self.versions.items()},
             "replicas": [asdict(replica) for replica in self.replicas],
         }
+
+
+class Curve:
+    """From-noise CE after each round, from one snapshot after the other.
+
+    A record names the newest round that its node took part in, and the CE measured after that round or, until
+    the node gets round to measuring, after the one before. So a CE counts only once it has changed.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[str, float] = {}
+        self._by_round: dict[int, dict[str, float]] = {}
+
+    def add(self, snapshot: Snapshot) -> None:
+        """Take what the replicas of the last block have measured since the snapshot before."""
+        for replica in snapshot.of_block(snapshot.run.model.blocks - 1):
+            ce = replica.from_noise_ce
+            if ce is not None and replica.round >= 0 and ce != self._seen.get(replica.peer):
+                self._by_round.setdefault(replica.round, {})[replica.peer] = ce
+            if ce is not None:
+                self._seen[replica.peer] = ce
+
+    def by_round(self) -> dict[int, float]:
+        """Round → nats a byte, the mean of the replicas, in the order of the rounds."""
+        return {number: fmean(self._by_round[number].values()) for number in sorted(self._by_round)}
 
 
 def snapshot_of(

@@ -13,6 +13,7 @@ from spheroid_node.net.transfer import fetch_version
 from spheroid_node.node.access import Client
 from spheroid_node.node.versions import Held, VersionStore
 from spheroid_node.rounds.forks import choose, is_plausible
+from spheroid_node.rounds.slots import Slots
 from spheroid_node.wire.codes import WireError
 from spheroid_node.wire.messages import HopAddress, Listing, Manifest, Want
 from spheroid_node.wire.records import NodeRecord
@@ -56,6 +57,16 @@ class Synchroniser:
                 signer, manifest, sealed = announced
                 held = await self._follow(group, signer, manifest, sealed)
             return await self._ask_holders(group, held)
+
+    async def keep_up(self, groups: tuple[str, ...]) -> None:
+        """After every slot, take the versions that it made, whatever the trainer does. For ever.
+
+        A worker fetches them itself when it is ready for them; one whose trainer hangs still serves.
+        """
+        slots, clock = Slots.of(self._client.run.round), self._client.dht.time
+        while True:
+            await asyncio.sleep(max(0.0, slots.start(slots.round_at(clock()) + 1) - clock()))
+            await asyncio.gather(*map(self.sync, groups))
 
     async def follow(self, signer: str, sealed: bytes) -> Held:
         """Take a manifest that came directly from its aggregator, if it is better than what is held."""

@@ -110,6 +110,7 @@ class Worker:
         if not self._pace.can_keep_up(self._slots):
             self._warn_too_slow()
         elif stop_at <= self._now():
+            self._pace.skipped()
             await self._sleep_until(self._slots.start(round + 1))
             return
         trained = await self._train(round, stop_at - self._now())
@@ -117,6 +118,7 @@ class Worker:
         for group in self._groups:
             self._loaded.pop(group, None)
         if not trained["steps"]:
+            self._pace.skipped()
             await self._sleep_until(self._slots.start(round + 1))
             return
         began = time.monotonic()

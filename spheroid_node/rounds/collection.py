@@ -144,7 +144,6 @@ class Collection:
     def close(self) -> None:
         """The version is being written; whatever comes now is late."""
         self._closed = True
-        self._pending.clear()
 
     # --- what the round is ---
 

@@ -50,10 +50,18 @@ class Contributor:
         self.residual = Residual(elements, decay)
         self._open: _Open | None = None
 
+    def begin_from(self, version: Vector) -> Vector:
+        """Where local training begins: the version, and on top of it what this worker has left over.
+
+        Training that began at the version itself would learn the same once more, and the next update would
+        carry it twice: with one late round the step is nearly doubled, and the model thrown back.
+        """
+        return self.residual.add_to(version)
+
     def prepare(
         self, round: int, base: Base, update: Vector, steps: int, tokens: int, nonce: bytes
     ) -> Submission:
-        """The update of a round: what was learnt and what was left over, compressed.
+        """The update of a round: what was learnt since :meth:`begin_from` and what was left over, compressed.
 
         An update of an earlier round that is still open counts as not taken. Raises :class:`ValueError`
         for an update that is not finite or has another number of elements.

@@ -40,7 +40,7 @@ log = structlog.get_logger()
 
 
 class ModelSource(Protocol):
-    """The versions that this node can serve."""
+    """The versions that this node can serve. Called in the worker thread."""
 
     def hop_model(self, block_version: int, interface_version: int) -> Hop | None:
         """The hop at exactly these versions, ready for inference, or None if one of them is gone."""
@@ -129,13 +129,7 @@ class HopService:
             raise WireError(ErrorCode.NOT_FOUND, f"this peer serves block {self._block}")
         if (message.next is None) != (self._block == self._run.model.blocks - 1):
             raise WireError(ErrorCode.MALFORMED, "the last hop, and no other, has no next")
-        hop = self._models.hop_model(message.block_version, message.interface_version)
-        if hop is None:
-            raise WireError(
-                ErrorCode.VERSION_GONE,
-                f"block {message.block_version} with interface {message.interface_version}",
-            )
-        session = Session(message, link, hop, hop.block.new_cache())
+        session = Session(message, link)
         self._sessions.add(session)
         session.task = asyncio.create_task(self._live(session), name=f"session-{message.session.hex()[:8]}")
 
@@ -169,6 +163,7 @@ class HopService:
         watch: asyncio.Task[None] | None = None
         failure: WireError | None = None
         try:
+            await self._load(session)
             if session.opening.next is not None:
                 session.onward = await self._reach(session, session.opening.next)
                 watch = asyncio.create_task(self._watch(session, session.onward))
@@ -199,6 +194,19 @@ class HopService:
             log.info("session.ended", session=session.id.hex(), reason=str(failure))
             with suppress(OSError, TimeoutError, WireError):
                 await self._send(session.client, _error(session.id, failure))
+
+    async def _load(self, session: Session) -> None:
+        """In the worker thread too, since a version may have to be built first."""
+        opening = session.opening
+        hop = await asyncio.get_running_loop().run_in_executor(
+            self._executor, self._models.hop_model, opening.block_version, opening.interface_version
+        )
+        if hop is None:
+            raise WireError(
+                ErrorCode.VERSION_GONE,
+                f"block {opening.block_version} with interface {opening.interface_version}",
+            )
+        session.hop, session.cache = hop, hop.block.new_cache()
 
     async def _reach(self, session: Session, address: HopAddress) -> Connection:
         """A connection to the next hop, attached to the session there. Raises :class:`WireError`."""

@@ -28,12 +28,12 @@ class Limits:
 
 @dataclass(eq=False)
 class Session:
-    """A chain's state at this hop. Its task alone touches ``cache``."""
+    """A chain's state at this hop. Only its task uses ``hop`` and ``cache``, and sets them first of all."""
 
     opening: Open
     client: Connection
-    hop: Hop
-    cache: BlockCache
+    hop: Hop = field(init=False)
+    cache: BlockCache = field(init=False)
     inbox: asyncio.Queue[Step | State | WireError] = field(default_factory=asyncio.Queue)
     """Work in the order of arrival, or what ends the session."""
     upstream: Connection | None = None

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from math import fsum, nan
+from math import fsum
 
 from spheroid_node.model.composed import ComposedModel
 from spheroid_node.model.initial import initial_vector
@@ -54,7 +54,8 @@ class RoundReport:
     refused: int
     steps: float
     """Mean local steps of the workers that trained."""
-    loss: float
+    loss: float | None
+    """Mean over them; None if nobody trained."""
     ce: list[float]
     """From noise, nats a byte, after each block."""
     bytes_moved: int
@@ -222,7 +223,7 @@ class Swarm:
             late=self._verdicts[Verdict.LATE],
             refused=self._verdicts[Verdict.REFUSED],
             steps=sum(outcome.steps for outcome in self._outcomes) / trained if trained else 0.0,
-            loss=fsum(outcome.loss for outcome in self._outcomes) / trained if trained else nan,
+            loss=fsum(outcome.loss for outcome in self._outcomes) / trained if trained else None,
             ce=from_noise(self.model(), self._windows).ce,
             bytes_moved=self._moved,
         )

@@ -92,10 +92,12 @@ class Worker:
                 # Version 0 follows from the seed: nobody sends it.
                 fetched += encoded_size(len(version.vector), "float32") if version.manifest else 0
                 self.held[group] = version.base.digest
-            self.trainer.load(group, version.base.version, version.base.steps, version.vector)
-        for group in self.groups:
-            self._bases[group] = versions[group].base
-            self.contributors[group].settle(versions[group].manifest)
+            vector = version.vector
+            if group in self.groups:
+                self._bases[group] = version.base
+                self.contributors[group].settle(version.manifest)
+                pass
+            self.trainer.load(group, version.base.version, version.base.steps, vector)
         return fetched
 
     def train(self, begin: float, stop: float) -> TrainOutcome | None:

@@ -111,8 +111,12 @@ class TrainerService:
         def should_stop() -> bool:
             nonlocal before
             now = time.monotonic()
-            if before is not None:
-                self._step_seconds = (self._step_seconds or now - before) * 0.8 + (now - before) * 0.2
+            if before is None:
+                # One step is always made: a machine that once was slow must be able to find that it no
+                # longer is. Whether there is time for a step at all is for the node to say.
+                before = now
+                return self._stopping.is_set()
+            self._step_seconds = (self._step_seconds or now - before) * 0.8 + (now - before) * 0.2
             before = now
             return self._stopping.is_set() or now + self._step_seconds >= deadline
 

@@ -64,8 +64,7 @@ def test_a_row_for_each_replica_and_the_swarm_in_a_line() -> None:
     text = drawn(snapshot(*FULL))
     row = next(line for line in text.splitlines() if "…bbbbbbbb" in line)
     assert row.split() == [
-        "1", "…bbbbbbbb", "online", "3", "701", "4", "1,234", "2.500", "2.250", "3/1/0", "2",
-        "1.5", "MB", "900", "B",
+        "1", "…bbbbbbbb", "3", "701", "1,234", "2.500", "2.250", "3/1/0", "2", "1.5", "MB", "900", "B",
     ]  # fmt: skip
     assert "round 4 · deadline in 12 s · from-noise CE 2.250" in text
     assert (
@@ -85,6 +84,12 @@ def test_what_a_replica_wants_known_is_said() -> None:
 
 def test_after_the_deadline_a_round_settles() -> None:
     assert "settling" in drawn(snapshot(*FULL, seconds_to_deadline=-0.1))
+
+
+def test_the_table_fits_a_terminal() -> None:
+    text = drawn(snapshot(*FULL, replica(0, tokens_per_second=123_456.0, version=9999)), width=80)
+    assert "…aaaaaaaa" in text and "123,456" in text and "1.5 MB" in text and "900 B" in text
+    assert not any(line.endswith("…") for line in text.splitlines())
 
 
 def test_strings_of_other_peers_are_not_markup() -> None:

@@ -20,9 +20,13 @@ sys.exit(code)
 
 
 @pytest.mark.parametrize("command", [[], *([name] for name in main.COMMANDS)], ids=lambda name: "".join(name))
-def test_help_imports_nothing_heavy(command: list[str]) -> None:
+def test_help_imports_nothing_heavy(command: list[str], environment: dict[str, str]) -> None:
     process = subprocess.run(
-        [sys.executable, "-c", PROBE, *command, "--help"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", PROBE, *command, "--help"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert process.returncode == 0, process.stderr
     assert process.stdout.startswith(f"Usage: spheroid-node{' ' if command else ''}{''.join(command)}")

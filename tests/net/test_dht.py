@@ -14,12 +14,13 @@ from typing import Any
 import psutil
 import pytest
 
-from spheroid_node.errors import DhtFailed, MalformedAddress, PeersUnreachable, PortInUse
+from spheroid_node.errors import ClockWrong, DhtFailed, MalformedAddress, PeersUnreachable, PortInUse
 from spheroid_node.net import dht as dht_module
 from spheroid_node.net._hivemind import (
     DHTID,
     P2P,
     DHTNode,
+    DHTRecord,
     DictionaryDHTValue,
     ValueWithExpiration,
     get_dht_time,
@@ -63,8 +64,6 @@ class Attacker:
         )
 
     def signed(self, value: bytes, expiration: float) -> bytes:
-        from spheroid_node.net._hivemind import DHTRecord
-
         key, subkey = DHTID.generate(source=KEY).to_bytes(), pack(self.identity.peer)
         return RecordValidator(self.identity.key).sign_value(DHTRecord(key, subkey, pack(value), expiration))
 
@@ -250,7 +249,7 @@ async def test_a_dead_daemon_is_replaced(start) -> None:
 
 
 async def test_all_peers_gone_and_back(start, tmp_path, monkeypatch) -> None:
-    """A node whose bootstrap and daemon both died is alone, goes on, and finds the bootstrap when it is back."""
+    """A node whose bootstrap and daemon both died goes on alone, and finds the bootstrap when it is back."""
     monkeypatch.setattr(dht_module, "GREET_INTERVAL", 0.2)
     identity = load_identity(tmp_path / "identity.key")
     bootstrap = await start(identity=identity)
@@ -345,7 +344,7 @@ async def test_a_lying_holder(start, attack) -> None:
     lie = DictionaryDHTValue()
     lie.store(attacker.identity.peer, attacker.signed(b"mine", soon), soon)
     lie.store(victim.peer, pack(b"forged") + bytes(64), get_dht_time() + 600)
-    lie.maxsize, lie.latest_expiration_time = 1, math.inf
+    lie.maxsize, lie.latest_expiration_time, lie.frozen = 1, math.inf, True
     storage = attacker.node.protocol.storage
     storage.get = lambda key: ValueWithExpiration(lie, math.inf)
     reader._node.protocol.routing_table.add_or_update_node(attacker.node.node_id, attacker.node.peer_id)
@@ -353,8 +352,6 @@ async def test_a_lying_holder(start, attack) -> None:
 
 
 async def test_a_clock_that_is_wrong(start, monkeypatch) -> None:
-    from spheroid_node.errors import ClockWrong
-
     first = await start()
     real = get_dht_time
     monkeypatch.setattr("hivemind.dht.protocol.get_dht_time", _Skewed(real))
@@ -363,7 +360,7 @@ async def test_a_clock_that_is_wrong(start, monkeypatch) -> None:
 
 
 class _Skewed:
-    """Both peers are in this process: every other reading of the clock is minutes ahead."""
+    """Both peers are in this process: every reading of the clock is minutes behind the one before."""
 
     def __init__(self, real: Callable[[], float]) -> None:
         self.real = real
@@ -371,7 +368,7 @@ class _Skewed:
 
     def __call__(self) -> float:
         self.readings += 1
-        return self.real() + 300 * self.readings
+        return self.real() - 300 * self.readings
 
 
 async def test_an_unknown_failure_is_told_as_it_is(monkeypatch) -> None:

@@ -23,8 +23,8 @@ def validator(alice: Identity) -> RecordValidator:
     return RecordValidator(ephemeral_identity().key, clock=lambda: NOW)
 
 
-def signed(author: Identity, value: bytes = b"hello", **changes: object) -> DHTRecord:
-    record = DHTRecord(KEY, pack(author.peer), pack(value), NOW + 60)
+def signed(author: Identity, content: bytes = b"hello", **changes: object) -> DHTRecord:
+    record = DHTRecord(KEY, pack(author.peer), pack(content), NOW + 60)
     record = replace(record, **changes)
     return replace(record, value=RecordValidator(author.key).sign_value(record))
 

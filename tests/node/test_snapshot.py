@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 from spheroid_node.node import snapshot as module
-from spheroid_node.node.snapshot import collect, snapshot_of
+from spheroid_node.node.snapshot import Curve, collect, snapshot_of
 from spheroid_node.run import ModelSpec, RoundSpec, RunSpec
 from spheroid_node.wire.codes import Reason, Verdict
 from spheroid_node.wire.messages import Manifest, UpdateOutcome
@@ -80,13 +80,25 @@ def test_quality_is_what_the_last_block_measured() -> None:
         "b": record(1, from_noise_ce=2.0),
         "c": record(1, from_noise_ce=3.0),
         "d": record(1, from_noise_ce=None),
-        "e": record(1, from_noise_ce=4.0, round=2),
-        "f": record(1, from_noise_ce=5.0, round=-1),
     }
     shown = snapshot_of(RUN, 1037.5, records, {})
-    assert shown.from_noise_ce == pytest.approx(3.5)
-    assert shown.ce_by_round() == {3: 2.5, 2: 4.0}
+    assert shown.from_noise_ce == pytest.approx(2.5)
     assert snapshot_of(RUN, 1037.5, {"a": record(0)}, {}).from_noise_ce is None
+
+
+def test_the_curve_follows_the_measurements_of_the_last_block() -> None:
+    curve = Curve()
+
+    def see(**by_peer: tuple[int, float | None]) -> dict[int, float]:
+        records = {peer: record(1, round=number, from_noise_ce=ce) for peer, (number, ce) in by_peer.items()}
+        curve.add(snapshot_of(RUN, 1037.5, {"other": record(0, from_noise_ce=9.0), **records}, {}))
+        return curve.by_round()
+
+    assert see(a=(-1, 5.5), b=(-1, None)) == {}  # before the first round
+    assert see(a=(3, 5.5), b=(3, 5.5)) == {3: 5.5}  # b has measured, a not yet
+    assert see(a=(3, 4.5), b=(3, 4.5)) == {3: 4.5}
+    assert see(a=(4, 4.5), b=(4, 4.5)) == {3: 4.5}  # handed in, not yet measured
+    assert see(a=(4, 4.0), b=(4, 3.0)) == {3: 4.5, 4: 3.5}
 
 
 def test_versions_come_from_manifests() -> None:

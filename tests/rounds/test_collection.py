@@ -223,6 +223,15 @@ def test_after_closing_everything_is_late(collect: Make, parcel: Make) -> None:
     assert collection.is_over(NOW)
 
 
+def test_a_payload_that_is_on_its_way_at_the_closing_is_late(collect: Make, parcel: Make) -> None:
+    collection, sound = collect("a"), parcel()
+    collection.header("a", sound.header, NOW)
+    collection.close()
+    assert collection.is_over(NOW)
+    assert collection.payload("a", sound.facts, NOW) == LATE
+    assert collection.accepted() == []
+
+
 def test_a_round_is_over_once_everyone_was_heard(collect: Make, parcel: Make) -> None:
     collection = collect("a", "b", "c")
     submit(collection, "a", parcel())

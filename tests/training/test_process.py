@@ -70,6 +70,12 @@ class Child:
                 return decode(body)
         raise AssertionError(f"no reply in time: {self.log.read_text()}")
 
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.stdin.close()
+        self.stdout.close()
+
     def ask(self, request: Message) -> dict[str, Any]:
         self.send(encode_request(request))
         return self.receive()
@@ -79,10 +85,15 @@ class Child:
 def child(tmp_path: Path) -> Iterator[Child]:
     child = Child(tmp_path / "child.log")
     yield child
-    child.process.kill()
-    child.process.wait()
-    child.stdin.close()
-    child.stdout.close()
+    child.end()
+
+
+@pytest.fixture(scope="module")
+def lasting_child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
+    """One for all tests that configure it anew and do not end it: torch takes its time to start."""
+    child = Child(tmp_path_factory.mktemp("lasting") / "child.log")
+    yield child
+    child.end()
 
 
 @pytest.fixture
@@ -155,21 +166,20 @@ def test_moments_and_draws_outlive_the_process(
     try:
         assert successor.ask(configure())["drawn"] == 3
     finally:
-        successor.process.kill()
-        successor.process.wait()
+        successor.end()
 
 
-def test_a_damaged_state_is_discarded(child: Child, configure: MakeConfigure, tmp_path: Path) -> None:
+def test_a_damaged_state_is_discarded(lasting_child: Child, configure: MakeConfigure, tmp_path: Path) -> None:
     (tmp_path / "state.safetensors").write_bytes(b"half writ")
-    assert child.ask(configure())["drawn"] == 0
-    assert "trainer.state_discarded" in child.log.read_text()
+    assert lasting_child.ask(configure())["drawn"] == 0
+    assert "trainer.state_discarded" in lasting_child.log.read_text()
 
 
-def test_a_budget_of_time_ends_training(child: Child, configure: MakeConfigure) -> None:
-    child.ask(configure())
-    some = child.ask(Train(round=0, max_steps=10**9, seconds=0.5))
+def test_a_budget_of_time_ends_training(lasting_child: Child, configure: MakeConfigure) -> None:
+    lasting_child.ask(configure())
+    some = lasting_child.ask(Train(round=0, max_steps=10**9, seconds=0.5))
     assert 0 < some["steps"] < 10**6
-    none = child.ask(Train(round=1, max_steps=10, seconds=-1.0))
+    none = lasting_child.ask(Train(round=1, max_steps=10, seconds=-1.0))
     assert (none["steps"], none["loss"], none["step_seconds"]) == (0, None, None)
 
 
@@ -181,14 +191,14 @@ def test_a_budget_of_time_ends_training(child: Child, configure: MakeConfigure) 
     ],
 )
 def test_a_users_error_comes_back_as_it_is(
-    child: Child, configure: MakeConfigure, fields: dict[str, Any], kind: type[Exception], part: str
+    lasting_child: Child, configure: MakeConfigure, fields: dict[str, Any], kind: type[Exception], part: str
 ) -> None:
-    error = error_of(child.ask(configure(**fields)))
+    error = error_of(lasting_child.ask(configure(**fields)))
     assert isinstance(error, kind)
     assert part in str(error)
     assert error.exit_code == 2
     assert error.remedy.startswith(("Give", "Choose"))
-    assert error_of(child.ask(configure())) is None
+    assert error_of(lasting_child.ask(configure())) is None
 
 
 def test_a_request_that_cannot_be_done_is_answered_and_the_next_one_served(
@@ -215,11 +225,13 @@ def test_a_request_that_cannot_be_done_is_answered_and_the_next_one_served(
     assert child.ask(load(run, "block-1")) == {"ok": True}
 
 
-def test_stray_output_does_not_reach_the_pipe(child: Child, configure: MakeConfigure, tmp_path: Path) -> None:
+def test_stray_output_does_not_reach_the_pipe(
+    lasting_child: Child, configure: MakeConfigure, tmp_path: Path
+) -> None:
     (tmp_path / "state.safetensors").write_bytes(b"damaged, which is logged")
-    child.ask(configure())
-    descriptors = {Path(f"/proc/{child.process.pid}/fd/{number}").readlink() for number in (1, 2)}
-    assert descriptors == {child.log}
+    lasting_child.ask(configure())
+    descriptors = {Path(f"/proc/{lasting_child.process.pid}/fd/{number}").readlink() for number in (1, 2)}
+    assert descriptors == {lasting_child.log}
 
 
 def test_the_end_of_input_ends_an_idle_process(child: Child) -> None:
@@ -239,10 +251,10 @@ def test_training_is_given_up_when_nobody_waits_for_it(
     assert child.process.wait(SECONDS) == 0
 
 
-def test_ctrl_c_is_left_to_the_node(child: Child, configure: MakeConfigure) -> None:
-    child.ask(configure())
-    child.process.send_signal(signal.SIGINT)
-    assert child.ask(Train(round=0, max_steps=1, seconds=SECONDS))["steps"] == 1
+def test_ctrl_c_is_left_to_the_node(lasting_child: Child, configure: MakeConfigure) -> None:
+    lasting_child.ask(configure())
+    lasting_child.process.send_signal(signal.SIGINT)
+    assert lasting_child.ask(Train(round=0, max_steps=1, seconds=SECONDS))["steps"] == 1
 
 
 PARENT = f"""

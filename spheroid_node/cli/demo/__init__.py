@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+import structlog
 from rich.console import Console
+from structlog.typing import EventDict
 
 from spheroid_node.cli.demo.processes import Children
 from spheroid_node.cli.demo.shape import demo_run, to_toml
@@ -69,7 +71,7 @@ def command(
 
     if not 0 < minutes <= 7 * 24 * 60:
         raise UsageError(f"--minutes {minutes:g} is no time to train for", "Give 3, for example")
-    set_up_logging("auto")
+    set_up_logging("auto", listener=own_events)
     run = demo_run(time.time(), data)
     text = prompt_bytes(prompt, run.model.window)
 
@@ -79,15 +81,23 @@ def command(
     load_text(run.data, data, held_out, run.model.window)
     directory = new_directory(output)
     write_run(directory, run)
-    with Children(directory / "logs") as children, view_for(Console(stderr=True)) as view:
+    with Children(directory / "logs") as children:
         from spheroid_node.cli.demo.session import Plan, Session
 
         plan = Plan(run, replicas, minutes, data, held_out, text, length, directory)
+        view = view_for(Console(stderr=True))
         result = run_async(Session(plan, children, view).run())
     if result is None:
         click.echo(f"Stopped. The logs are in {directory / 'logs'}", err=True)
         raise KeyboardInterrupt
     report(result, directory)
+
+
+def own_events(_logger: Any, _method: str, event: EventDict) -> EventDict:
+    """What the demo itself has to say; the rest of this process is a client like any other."""
+    if event["level"] == "info" and not event["event"].startswith("demo."):
+        raise structlog.DropEvent
+    return event
 
 
 def new_directory(output: str | None) -> Path:
@@ -111,16 +121,10 @@ def write_run(directory: Path, run: RunSpec) -> None:
 
 def report(result: Result, directory: Path) -> None:
     """The last lines: the text was printed as it came, here is what it took and where the rest is."""
-    click.echo(
-        f"\n\nWritten by {result.blocks} blocks in {result.blocks} or more processes, "
-        f"{result.stats.bytes_per_sweep:.1f} bytes a sweep, "
-        f"{result.stats.bytes / max(result.stats.total, 1e-9):.0f} bytes/s."
-    )
-    first = f"{result.first_ce:.3f} in the first round measured, " if result.first_ce is not None else ""
-    click.echo(
-        f"From-noise CE on held-out text: {first}{result.final_ce:.3f} at the end "
-        "(nats a byte; a uniform guess has 5.545)."
-    )
+    speed = result.stats.bytes / max(result.stats.total, 1e-9)
+    click.echo(f"\nWritten by a chain of {result.blocks} processes, a block each: {speed:.0f} bytes/s.")
+    first = f"{result.first_ce:.3f} after the first round, " if result.first_ce is not None else ""
+    click.echo(f"From-noise CE: {first}{result.final_ce:.3f} at the end (nats a byte of held-out text).")
     click.echo(f"Model:  {directory / 'model'}")
     click.echo(f"Logs:   {directory / 'logs'}")
     click.echo(f"Figure: {directory / 'ce.png'}")

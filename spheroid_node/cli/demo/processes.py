@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from spheroid_node.cli.parent import PARENT
 
@@ -35,6 +37,16 @@ class Child:
         lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
 
+    def events(self) -> list[dict[str, Any]]:
+        """The lines of its log so far, for a process with ``--log-format json``; other output is skipped."""
+        events = []
+        for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines():
+            with suppress(ValueError):
+                fields = json.loads(line)
+                if isinstance(fields, dict) and "event" in fields:
+                    events.append(fields)
+        return events
+
 
 class Children:
     """All processes of one demo. Use as a context manager: what still runs at its end is killed."""
@@ -42,6 +54,7 @@ class Children:
     def __init__(self, logs: Path) -> None:
         self._logs = logs
         self._children: list[Child] = []
+        self._asked: list[Child] = []
 
     def __enter__(self) -> Children:
         return self
@@ -77,17 +90,23 @@ class Children:
         return len(self._children)
 
     def ask_to_leave(self) -> None:
-        """Ask all to leave cleanly."""
-        for child in self._children:
-            child.process.send_signal(signal.SIGTERM)  # does nothing where it has ended
+        """Ask all to leave cleanly, but the first one only once the others have gone.
+
+        That one is the bootstrap: the others say goodbye through it.
+        """
+        others = [child for child in self._children[1:] if child.process.poll() is None]
+        for child in others or self._children[:1]:
+            if child not in self._asked:
+                child.process.send_signal(signal.SIGTERM)  # does nothing where it has ended
+                self._asked.append(child)
 
     async def stop(self, seconds: float = STOP_SECONDS) -> None:
         """Ask all to leave cleanly, and kill what has not after ``seconds``."""
-        self.ask_to_leave()
         deadline = time.monotonic() + seconds
         while any(child.process.poll() is None for child in self._children):
             if time.monotonic() >= deadline:
                 break
+            self.ask_to_leave()
             await asyncio.sleep(_POLL_SECONDS)
         self.kill()
 

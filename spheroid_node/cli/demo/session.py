@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from spheroid_node.cli.eval import compose, evaluate
 from spheroid_node.config import LOOPBACK, NodeConfig, left_addresses, runtime_dir
 from spheroid_node.errors import DemoFailed
 from spheroid_node.node.client import Client, fetch_model, swarm_client
-from spheroid_node.node.snapshot import Snapshot, collect
+from spheroid_node.node.snapshot import Curve, Snapshot, collect
 from spheroid_node.rounds.slots import Slots
 from spheroid_node.run import RunSpec
 from spheroid_node.serving.decoders import autoregressive
@@ -62,12 +63,12 @@ class Result:
 
 
 class Session:
-    """One demo. ``children`` and ``view`` are opened and closed by the caller."""
+    """One demo. ``children`` is opened and closed by the caller."""
 
     def __init__(self, plan: Plan, children: Children, view: View) -> None:
         self._plan, self._children, self._view = plan, children, view
         self._workers: dict[int, list[Child]] = {}
-        self._curve: dict[int, float] = {}
+        self._curve = Curve()
         self._interrupts = 0
         self._stop_at = 0.0
 
@@ -85,14 +86,15 @@ class Session:
             await self._children.stop(max(0.0, left))
 
     async def _course(self) -> Result:
-        address = await self._start_bootstrap()
-        self._start_workers(address)
-        async with swarm_client(self._client_config(address)) as client:
-            await self._train(client)
-            final_ce = await self._take_model(client)
+        async with AsyncExitStack() as stack:
+            with self._view:
+                address = await self._start_bootstrap()
+                self._start_workers(address)
+                client = await stack.enter_async_context(swarm_client(self._client_config(address)))
+                await self._train(client)
+                final_ce = await self._take_model(client)
             stats = await self._speak(client)
-            self._view.phase("stopping")
-        first = self._curve[min(self._curve)] if self._curve else None
+        first = next(iter(self._curve.by_round().values()), None)
         return Result(self._plan.run.model.blocks, first, final_ce, stats)
 
     # --- starting ---------------------------------------------------------------------------------
@@ -158,10 +160,10 @@ class Session:
         for workers in self._workers.values():
             self._check(workers)
         snapshot = await collect(client.directory, client.run, client.dht.time())
-        self._curve |= snapshot.ce_by_round()
+        self._curve.add(snapshot)
         if seconds_left is None:
             self._view.phase(f"{len(snapshot.replicas)} of {self._children.count - 1} workers have joined")
-        self._view.show(snapshot, self._curve, seconds_left)
+        self._view.show(snapshot, list(self._curve.by_round().values()), seconds_left)
         return snapshot
 
     def _check(self, children: list[Child]) -> None:
@@ -184,13 +186,12 @@ class Session:
         config = NodeConfig(state_dir=plan.directory, data=plan.data, held_out=plan.held_out)
         evaluation = await asyncio.to_thread(evaluate, compose(plan.run, vectors), config, WINDOWS)
         export_model(plan.directory / "model", plan.run, vectors, versions, asdict(evaluation))
-        draw_chart(plan.directory / "ce.png", plan.run, self._curve, evaluation.ce_readout)
+        draw_chart(plan.directory / "ce.png", plan.run, self._curve.by_round(), evaluation.ce_readout)
         return evaluation.ce_readout
 
     async def _speak(self, client: Client) -> GenerationStats:
         """Print the prompt and what the chain makes of it, as it comes."""
         plan, text = self._plan, Utf8Stream()
-        self._view.phase("writing")
         chain = MeasuredChain(
             await find_chain(
                 client.directory,

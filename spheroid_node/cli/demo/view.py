@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 import structlog
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
@@ -31,7 +31,7 @@ class View(Protocol):
 
     def phase(self, text: str) -> None: ...
 
-    def show(self, snapshot: Snapshot, curve: Mapping[int, float], seconds_left: float | None) -> None: ...
+    def show(self, snapshot: Snapshot, curve: Sequence[float], seconds_left: float | None) -> None: ...
 
 
 def view_for(console: Console) -> View:
@@ -44,8 +44,9 @@ class LiveView:
 
     def __init__(self, console: Console) -> None:
         self._phase = Text("starting")
+        self._console = console
         self._live = Live(self._phase, console=console, refresh_per_second=4)
-        self._body: Group | None = None
+        self._body: RenderableType | None = None
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -54,22 +55,24 @@ class LiveView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None:
-            self._live.update(Text(""))
         self._live.stop()
 
     def phase(self, text: str) -> None:
         self._phase = Text(text, style="bold cyan")
         self._redraw()
 
-    def show(self, snapshot: Snapshot, curve: Mapping[int, float], seconds_left: float | None) -> None:
-        if seconds_left is not None:
-            self._phase = Text(f"training, {duration(seconds_left)} left", style="bold cyan")
-        self._body = Group(render(snapshot, [curve[number] for number in sorted(curve)]))
+    def show(self, snapshot: Snapshot, curve: Sequence[float], seconds_left: float | None) -> None:
+        if seconds_left is None:  # a table of what has yet to come would only alarm
+            return
+        self._phase = Text(f"training, {duration(seconds_left)} left", style="bold cyan")
+        self._body = render(snapshot, curve)
         self._redraw()
 
     def _redraw(self) -> None:
-        self._live.update(Group(self._body, self._phase) if self._body else self._phase)
+        if self._live.is_started:
+            self._live.update(Group(self._body, self._phase) if self._body else self._phase)
+        else:
+            self._console.print(self._phase)
 
 
 class LineView:
@@ -77,6 +80,7 @@ class LineView:
 
     def __init__(self) -> None:
         self._round: int | None = None
+        self._phase = ""
 
     def __enter__(self) -> Self:
         return self
@@ -87,9 +91,11 @@ class LineView:
         sys.stderr.flush()
 
     def phase(self, text: str) -> None:
-        log.info("demo.phase", doing=text)
+        if text != self._phase:
+            log.info("demo.phase", doing=text)
+        self._phase = text
 
-    def show(self, snapshot: Snapshot, curve: Mapping[int, float], seconds_left: float | None) -> None:
+    def show(self, snapshot: Snapshot, curve: Sequence[float], seconds_left: float | None) -> None:
         if seconds_left is None or snapshot.round == self._round:
             return
         self._round = snapshot.round
@@ -97,8 +103,8 @@ class LineView:
             "demo.round",
             round=snapshot.round,
             replicas=len(snapshot.replicas),
-            versions=[version.version for version in snapshot.versions.values()],
-            ce=curve[max(curve)] if curve else None,
+            versions={group: newest.version for group, newest in snapshot.versions.items()},
+            ce=round(curve[-1], 3) if curve else None,
             tokens_per_second=round(snapshot.total("tokens_per_second")),
             accepted=int(snapshot.total("accepted")),
             late=int(snapshot.total("late")),

@@ -76,6 +76,17 @@ async def test_who_does_not_leave_is_killed_with_its_helpers(children: Children)
     wait_for(lambda: is_gone(helper))
 
 
+async def test_the_first_leaves_last(children: Children) -> None:
+    first, second = children.start("first", ["polite"]), children.start("second", ["stubborn"])
+    helper_of(first), helper_of(second)
+    children.ask_to_leave()
+    children.ask_to_leave()
+    assert first.process.poll() is None
+    second.process.kill()
+    await children.stop(20)
+    assert (first.process.returncode, second.process.returncode) == (0, -signal.SIGKILL)
+
+
 def test_the_end_of_the_block_kills_what_is_left_over(children: Children) -> None:
     with pytest.raises(ZeroDivisionError), children:
         one, two = children.start("one", ["stubborn"]), children.start("two", ["abandons"])

@@ -1,0 +1,1 @@
+"""Train and serve one language model together, a block a machine."""

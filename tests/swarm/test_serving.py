@@ -1,0 +1,158 @@
+"""Text from a chain of processes is the text of the same model in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spheroid_node.model import ComposedModel, load
+from spheroid_node.node.client import swarm_client
+from spheroid_node.node.snapshot import collect
+from spheroid_node.serving.decoders import autoregressive, one_sweep
+from spheroid_node.serving.local import LocalChain
+from spheroid_node.serving.remote import Generation, find_chain
+
+from .conftest import Swarm, wait_for
+
+PROMPTS = [b"The class statement ", b"import a", "Σ and é ".encode()]
+
+
+@pytest.fixture(scope="module")
+def resting(swarm: Swarm) -> Iterator[Swarm]:
+    """The swarm with its trainers halted, so that versions stand still while they are compared."""
+    for node in swarm.nodes:
+        wait_for("a few versions", lambda node=node: len(node.events("round.version")) >= 4 or None)
+    for node in swarm.nodes:
+        os.kill(node.trainer_pid, signal.SIGSTOP)
+    try:
+        wait_for("the last round to settle", lambda: asyncio.run(_settled(swarm)) or None)
+        yield swarm
+    finally:
+        for node in swarm.nodes:
+            os.kill(node.trainer_pid, signal.SIGCONT)
+
+
+async def _settled(swarm: Swarm) -> bool:
+    async with swarm_client(swarm.config()) as client:
+        first = await collect(client.directory, swarm.run, client.dht.time())
+        await asyncio.sleep(swarm.run.round.period)
+        second = await collect(client.directory, swarm.run, client.dht.time())
+    versions = second.versions
+    return first.versions == versions and all(
+        replica.version == versions[f"block-{replica.block}"].version
+        and replica.interface_version == versions["interface"].version
+        for replica in second.replicas
+    )
+
+
+@pytest.fixture(scope="module")
+def exported(resting: Swarm, tmp_path_factory: pytest.TempPathFactory) -> ComposedModel:
+    directory = tmp_path_factory.mktemp("export") / "model"
+    done = resting.command("export", str(directory))
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in Path(directory).iterdir()} == {
+        "model.safetensors", "config.json", "README.md"
+    }  # fmt: skip
+    return load(directory)
+
+
+@pytest.mark.timeout(400)
+def test_logits_and_text_of_three_processes_equal_those_of_one(
+    resting: Swarm, exported: ComposedModel
+) -> None:
+    async def compare() -> None:
+        async with swarm_client(resting.config()) as client:
+            for seed, temperature in ((0, 0.0), (5, 0.9)):
+                for prompt in PROMPTS:
+                    remote = await find_chain(
+                        client.directory,
+                        client.run,
+                        lambda address: client.dial(address, "hop"),
+                        Generation(seed=seed, temperature=temperature, logits=True),
+                    )
+                    local = LocalChain(exported, seed, temperature, logits=True)
+                    assert len(remote.route.hops) == 3
+                    theirs = await remote.sweep(0, prompt, decide=len(prompt))
+                    ours = await local.sweep(0, prompt, decide=len(prompt))
+                    assert theirs.tokens == ours.tokens
+                    assert theirs.logits is not None and ours.logits is not None
+                    assert np.abs(theirs.logits - ours.logits).max() < 1e-4
+                    assert np.abs(ours.logits).max() > 0.1, "an untrained model would compare anything"
+                    for chain in (remote, local):
+                        await chain.sweep(0, prompt)  # back to the start for the decoder
+                    texts = [
+                        b"".join([piece async for piece in autoregressive(chain, prompt, 48)])
+                        for chain in (remote, local)
+                    ]
+                    assert texts[0] == texts[1]
+                    assert len(texts[0]) == 48
+                    swept = [
+                        b"".join([piece async for piece in one_sweep(chain, prompt, 40, 32)])
+                        for chain in (remote, local)
+                    ]
+                    assert swept[0] == swept[1]
+                    assert len(swept[0]) == 40
+                    await remote.close()
+                    await local.close()
+
+    asyncio.run(compare())
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("decoder", ["autoregressive", "one-sweep"])
+def test_the_generate_command_prints_what_the_exported_model_says(
+    resting: Swarm, exported: ComposedModel, decoder: str
+) -> None:
+    async def local() -> bytes:
+        chain = LocalChain(exported, 3, 0.7)
+        decode = (
+            autoregressive(chain, PROMPTS[0], 60)
+            if decoder == "autoregressive"
+            else one_sweep(chain, PROMPTS[0], 60, resting.run.model.window)
+        )
+        return b"".join([piece async for piece in decode])
+
+    done = resting.command(
+        "generate", PROMPTS[0].decode(), "--bytes", "60", "--seed", "3", "--temperature", "0.7",
+        "--decode", decoder, "--stats",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    expected = asyncio.run(local()).decode(errors="replace")
+    assert done.stdout.decode().removeprefix(PROMPTS[0].decode()).rstrip("\n") == expected.rstrip("\n")
+    assert b"sweeps" in done.stderr
+
+
+@pytest.mark.timeout(200)
+def test_status_shows_every_replica_and_version(resting: Swarm) -> None:
+    import json
+
+    done = resting.command("status", "--json")
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert shown["run"] == resting.run.run_id
+    assert sorted(replica["block"] for replica in shown["replicas"]) == [0, 0, 1, 1, 2, 2]
+    assert {replica["peer"] for replica in shown["replicas"]} == {
+        node.started["peer"] for node in resting.nodes
+    }
+    assert all(shown["versions"][group]["version"] >= 1 for group in resting.run.groups)
+
+
+@pytest.mark.timeout(200)
+def test_eval_measures_the_swarm(resting: Swarm, exported: ComposedModel) -> None:
+    import json
+
+    from spheroid_node.training.evaluation import from_noise
+    from spheroid_node.training.text import held_out_windows, load_text
+
+    done = resting.command("eval", "--windows", "8", "--json")
+    assert done.returncode == 0, done.stderr
+    text = load_text(resting.run.data, (), (), resting.run.model.window)
+    expected = from_noise(exported, held_out_windows(text.held_out, 8, resting.run.model.window))
+    assert json.loads(done.stdout)["ce"] == pytest.approx(expected.ce_readout, abs=1e-5)
+    assert expected.ce_readout < 5.0
