@@ -30,7 +30,7 @@ echo "$command in $PWD"
 $command >"$log" 2>&1 || fail "$command ended with exit code $?"
 
 tail -n 12 "$log"
-tail -n 12 "$log" | grep -q 'From-noise CE on held-out text' || fail "no cross-entropy in the last lines"
+tail -n 12 "$log" | grep -q '^From-noise CE: [0-9.]* after the first round, [0-9.]* at the end' || fail "no cross-entropy in the last lines"
 for what in Model Logs Figure; do
     path=$(tail -n 12 "$log" | sed -n "s/^$what: *//p")
     [ -e "$path" ] || fail "$what is not where the last lines say: '$path'"

@@ -23,7 +23,7 @@ def render(snapshot: Snapshot, curve: Sequence[float] = ()) -> RenderableType:
     parts: list[RenderableType] = [headline(snapshot), replica_table(snapshot)]
     if curve:
         parts.append(curve_line(curve))
-    parts.append(totals_line(snapshot))
+    parts.append(totals_lines(snapshot))
     parts += [
         Text(f"Block {block} has no live replica: nobody can be answered until one joins.", style="bold red")
         for block in snapshot.missing
@@ -90,13 +90,13 @@ def curve_line(curve: Sequence[float]) -> Text:
     )
 
 
-def totals_line(snapshot: Snapshot) -> Text:
-    """The swarm as a whole in one line."""
+def totals_lines(snapshot: Snapshot) -> Text:
+    """The swarm as a whole."""
     return Text(
         f"{len(snapshot.replicas)} replicas · {snapshot.total('tokens_per_second'):,.0f} tokens/s · "
+        f"{size(snapshot.total('bytes_in'))} in, {size(snapshot.total('bytes_out'))} out\n"
         f"updates {snapshot.total('accepted'):.0f} accepted, {snapshot.total('late'):.0f} late, "
-        f"{snapshot.total('refused'):.0f} refused · {size(snapshot.total('bytes_in'))} in, "
-        f"{size(snapshot.total('bytes_out'))} out"
+        f"{snapshot.total('refused'):.0f} refused"
     )
 
 

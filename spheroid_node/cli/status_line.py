@@ -13,7 +13,7 @@ import structlog
 from rich.console import Console
 from rich.live import Live
 from rich.spinner import Spinner
-from rich.text import Text
+from rich.table import Table
 from structlog.typing import EventDict, WrappedLogger
 
 from spheroid_node.cli.live import size
@@ -29,9 +29,9 @@ class StatusLine:
     def __init__(self, *, shown: bool) -> None:
         self._facts: dict[str, Any] = {}
         self._verdicts: dict[str, int] = {}
-        self._spinner = Spinner("dots", text=Text("starting"))
+        self._spinner = Spinner("dots")
         self._live: Live | None = (
-            Live(self._spinner, console=Console(file=sys.stderr), refresh_per_second=4, transient=True)
+            Live(self._drawn(), console=Console(file=sys.stderr), refresh_per_second=4, transient=True)
             if shown
             else None
         )
@@ -54,7 +54,8 @@ class StatusLine:
             # A second Ctrl-C ends the process at once, and would leave the terminal without a cursor.
             self._live.stop()
             self._live = None
-        self._spinner.update(text=Text(self.text(), no_wrap=True, overflow="ellipsis"))
+        if self._live:
+            self._live.update(self._drawn())
         if self._live and event.get("event") in ROUTINE and event.get("level") == "info":
             raise structlog.DropEvent
         return event
@@ -72,6 +73,13 @@ class StatusLine:
                 if event.get(name) is not None
             }
 
+    def _drawn(self) -> Table:
+        line = Table.grid(padding=(0, 1))
+        line.add_column()
+        line.add_column(no_wrap=True, overflow="ellipsis")
+        line.add_row(self._spinner, self.text())
+        return line
+
     def text(self) -> str:
         """The line as it is now."""
         facts = self._facts
@@ -87,7 +95,7 @@ class StatusLine:
         if "tokens_per_second" in facts:
             parts.append(f"{facts['tokens_per_second']:,.0f} tokens/s")
         if self._verdicts:
-            parts.append(", ".join(f"{count} {verdict}" for verdict, count in self._verdicts.items()))
+            parts.append(", ".join(f"{count} {verdict}" for verdict, count in sorted(self._verdicts.items())))
         if "bytes_in" in facts and "bytes_out" in facts:
             parts.append(f"{size(facts['bytes_in'])} in, {size(facts['bytes_out'])} out")
         return " · ".join(parts)

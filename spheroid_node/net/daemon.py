@@ -89,17 +89,35 @@ async def start(identity: Identity, listening: Listening, peers: Sequence[str]) 
             raise
 
 
+async def ended(p2p: Any) -> None:
+    """Return once the daemon has exited, or the connection to it is lost; nothing else tells."""
+    exited = asyncio.ensure_future(p2p._child.wait())
+    try:
+        await asyncio.wait({exited, *_connection_tasks(p2p)}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        exited.cancel()
+
+
 async def end(p2p: Any) -> None:
     """End a daemon within seconds, by force if it must be, and remove its sockets."""
     child = p2p._child
     with suppress(Exception):
         async with asyncio.timeout(END_TIMEOUT):
             await p2p.shutdown()
+            # Their exceptions are of no more interest, and would be logged if nobody took them.
+            await asyncio.gather(*_connection_tasks(p2p), return_exceptions=True)
     if child is not None and child.returncode is None:
         with suppress(ProcessLookupError):
             child.kill()
         await child.wait()
     _remove_sockets(p2p)
+
+
+def _connection_tasks(p2p: Any) -> set[asyncio.Task[None]]:
+    if p2p._client is None:
+        return set()
+    control = p2p._client.control
+    return {task for task in (control._read_task, control._write_task) if task is not None}
 
 
 def _remove_sockets(p2p: Any) -> None:

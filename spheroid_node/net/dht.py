@@ -7,6 +7,7 @@ replace their author's former ones, and a watch that rebuilds everything when th
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -60,6 +61,8 @@ class Dht:
     _node: Any = None
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
     _published: dict[str, _Published] = field(default_factory=dict)
+    _writing: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
+    """One writer of a key at a time: a store that arrives after its successor would be refused."""
     _met: dict[str, list[Any]] = field(default_factory=dict)
     """Addresses of the peers that were connected when last looked."""
 
@@ -109,16 +112,8 @@ class Dht:
 
         False says that the last replica asked did not take it, or that none answered in time.
         """
-        expiration = self.time() + ttl
-        if key in self._published:
-            expiration = max(expiration, self._published[key].expiration + TICK)
-        self._published[key] = _Published(value, expiration)
-        try:
-            async with self._request() as node:
-                return bool(await node.store(key, value, expiration, subkey=self.peer))
-        except TimeoutError:
-            log.warning("dht.put_timed_out", key=key)
-            return False
+        async with self._writing[key]:
+            return await self._store(key, value, self.time() + ttl)
 
     async def get(self, key: str) -> dict[str, bytes]:
         """The newest valid value of every author under ``key``; nothing when no answer came in time."""
@@ -140,7 +135,7 @@ class Dht:
         """
         republish_at = self.time() + REPUBLISH_INTERVAL
         while True:
-            died = asyncio.ensure_future(self._p2p._child.wait())
+            died = asyncio.ensure_future(daemon.ended(self._p2p))
             try:
                 await asyncio.wait({died}, timeout=GREET_INTERVAL)
                 if died.done():
@@ -263,12 +258,23 @@ class Dht:
 
     async def _republish(self) -> None:
         """Publish our records again: peers that stored them for us may have left since."""
-        for key, (value, expiration) in list(self._published.items()):
-            left = expiration - self.time()
-            if left > 0:
-                await self.put(key, value, left)
-            else:
-                del self._published[key]
+        for key in list(self._published):
+            async with self._writing[key]:  # so that it cannot overtake a newer value
+                value, expiration = self._published[key]
+                if expiration > self.time():
+                    await self._store(key, value, expiration)
+
+    async def _store(self, key: str, value: bytes, expiration: float) -> bool:
+        """Store under our peer id, expiring later than before: of two, the DHT keeps what expires last."""
+        if key in self._published:
+            expiration = max(expiration, self._published[key].expiration + TICK)
+        self._published[key] = _Published(value, expiration)
+        try:
+            async with self._request() as node:
+                return bool(await node.store(key, value, expiration, subkey=self.peer))
+        except TimeoutError:
+            log.warning("dht.put_timed_out", key=key)
+            return False
 
     @asynccontextmanager
     async def _request(self) -> AsyncIterator[Any]:

@@ -33,6 +33,8 @@ ANSWER_TIMEOUT = 20.0
 PARALLEL_HOLDERS = 4
 READ_AHEAD = 4
 """Chunks asked of one holder at a time, so that a long way to it does not leave the line empty."""
+PATIENCE = 3.0
+"""Seconds that a holder with nothing left to give waits before it is asked for what another still owes."""
 
 Dial = Callable[[HopAddress], Awaitable[Link]]
 
@@ -70,6 +72,7 @@ async def fetch_version(
     size: int,
     dial: Dial,
     answer_timeout: float = ANSWER_TIMEOUT,
+    patience: float = PATIENCE,
 ) -> tuple[bytes, Listing]:
     """The ``size`` payload bytes of a version (−1: the newest) and the listing they came under.
 
@@ -77,7 +80,7 @@ async def fetch_version(
     expected_digest: None takes the digest from the manifest in the listing, whose signer the caller then
     checks. dial: opens a ``transfer`` link. Raises :class:`TransferFailed`.
     """
-    fetch = _Fetch(group, version, expected_digest, size, dial, answer_timeout)
+    fetch = _Fetch(group, version, expected_digest, size, dial, answer_timeout, patience)
     waiting = deque(holders)
     running: set[asyncio.Task[None]] = set()
     causes: list[str] = []
@@ -102,7 +105,14 @@ class _Fetch:
     """What the holders of one fetch share."""
 
     def __init__(
-        self, group: str, version: int, digest: bytes | None, size: int, dial: Dial, answer_timeout: float
+        self,
+        group: str,
+        version: int,
+        digest: bytes | None,
+        size: int,
+        dial: Dial,
+        answer_timeout: float,
+        patience: float,
     ) -> None:
         self.listing: Listing | None = None
         self.payload = bytearray(size)
@@ -112,6 +122,8 @@ class _Fetch:
         self._size = size
         self._dial = dial
         self._answer_timeout = answer_timeout
+        self._patience = patience
+        self._given_back = asyncio.Event()
         self._untried = deque(range(chunk_count(size)))
         self._missing = set(self._untried)
 
@@ -133,23 +145,38 @@ class _Fetch:
             log.info("transfer.holder_failed", group=self._group, peer=holder.peer, cause=causes[-1])
         finally:
             self._untried.extend(index for index in asked if index in self._missing)
+            self._given_back.set()
 
     async def _read(self, link: Link, asked: deque[int]) -> None:
         await link.send(Want(group=self._group, version=self._version))
         listing = self._agree(await link.expect(Listing, self._answer_timeout))
+        patient = True
         while self._missing:
-            while len(asked) < READ_AHEAD and (index := self._next(asked)) is not None:
+            while len(asked) < READ_AHEAD and (index := self._next(asked, patient)) is not None:
                 asked.append(index)
                 await link.send(Read(group=self._group, version=listing.version, index=index))
             if not asked:
-                return
+                patient = await self._wait_for_work()
+                continue
             self._store(listing, asked[0], await link.expect(Chunk, self._answer_timeout))
             asked.popleft()
 
-    def _next(self, asked: deque[int]) -> int | None:
-        """A chunk nobody was asked for; at the end also one that another holder still owes."""
+    async def _wait_for_work(self) -> bool:
+        """Wait until a holder fails and gives back what it owed; False when that takes too long."""
+        self._given_back.clear()
+        try:
+            async with asyncio.timeout(self._patience):
+                await self._given_back.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _next(self, asked: deque[int], patient: bool) -> int | None:
+        """A chunk that nobody owes; when patience is at its end, also one that another holder owes."""
         if self._untried:
             return self._untried.popleft()
+        if patient:
+            return None
         return next((index for index in sorted(self._missing) if index not in asked), None)
 
     def _store(self, listing: Listing, index: int, chunk: Chunk) -> None:

@@ -78,9 +78,7 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]  # hivemind is
 
 
 def _author(subkey: bytes) -> str | None:
-    """The peer id in a packed subkey. hivemind's two reserved subkeys are none."""
-    if subkey in DHTProtocol.RESERVED_SUBKEYS:
-        return None
+    """The peer id in a packed subkey. hivemind's two reserved subkeys hold no text, so they are none."""
     try:
         author = unpack(subkey)
     except WireError:

@@ -14,6 +14,7 @@ import structlog
 from spheroid_node.model.parameters import elements
 from spheroid_node.net.links import Link, LinkClosed
 from spheroid_node.node.access import Client
+from spheroid_node.node.clock import LONGEST_NAP
 from spheroid_node.node.sync import Synchroniser
 from spheroid_node.node.versions import Held, VersionStore
 from spheroid_node.rounds.aggregation import PayloadFacts
@@ -149,7 +150,8 @@ class Collector:
                     await self._close(group, aggregator)
                 continue
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), max(0.01, collection.deadline - now))
+                async with asyncio.timeout(min(collection.deadline - now, LONGEST_NAP)):
+                    await changed.wait()
 
     async def _open(self, group: str, round: int) -> None:
         """Make room for updates of ``round``, unless it is still far or the one before collects."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from spheroid_node.errors import IdentityCopied
@@ -99,10 +100,9 @@ class Reporter:
             await self.publish()
             await self._check_copy()
             await asyncio.sleep(SHORTEST_SECONDS)
-            try:
-                await asyncio.wait_for(self._report.changed.wait(), RENEW_SECONDS)
-            except TimeoutError:
-                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RENEW_SECONDS):
+                    await self._report.changed.wait()
 
     async def leave(self) -> None:
         """Say goodbye, so that nobody waits for this node's updates until its record expires."""

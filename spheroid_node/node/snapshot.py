@@ -170,7 +170,8 @@ async def collect(directory: Directory, run: RunSpec, now: float) -> Snapshot:
 
 async def _or_none(reading: Any) -> Any:
     try:
-        return await asyncio.wait_for(reading, READ_TIMEOUT)
+        async with asyncio.timeout(READ_TIMEOUT):
+            return await reading
     except TimeoutError:
         return None
 

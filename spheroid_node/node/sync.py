@@ -11,6 +11,7 @@ from spheroid_node.model.parameters import elements
 from spheroid_node.net.links import LinkFailed
 from spheroid_node.net.transfer import fetch_version
 from spheroid_node.node.access import Client
+from spheroid_node.node.clock import sleep_until
 from spheroid_node.node.versions import Held, VersionStore
 from spheroid_node.rounds.forks import choose, is_plausible
 from spheroid_node.rounds.slots import Slots
@@ -65,7 +66,7 @@ class Synchroniser:
         """
         slots, clock = Slots.of(self._client.run.round), self._client.dht.time
         while True:
-            await asyncio.sleep(max(0.0, slots.start(slots.round_at(clock()) + 1) - clock()))
+            await sleep_until(clock, slots.start(slots.round_at(clock()) + 1))
             await asyncio.gather(*map(self.sync, groups))
 
     async def follow(self, signer: str, sealed: bytes) -> Held:

@@ -72,7 +72,8 @@ class TrainerProcess:
         what = type(request).__name__.lower()
         async with self._turn:
             try:
-                reply = await asyncio.wait_for(self._exchange(request), timeout)
+                async with asyncio.timeout(timeout):
+                    reply = await self._exchange(request)
             except (OSError, asyncio.IncompleteReadError) as error:
                 if isinstance(error, TimeoutError):
                     self._kill()
@@ -95,7 +96,8 @@ class TrainerProcess:
         if process.returncode is None and process.stdin is not None and not self._turn.locked():
             with contextlib.suppress(OSError, TimeoutError):
                 process.stdin.write(encode_request(Stop()))
-                await asyncio.wait_for(process.wait(), STOP_SECONDS)
+                async with asyncio.timeout(STOP_SECONDS):
+                    await process.wait()
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

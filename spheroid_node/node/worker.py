@@ -12,6 +12,7 @@ import structlog
 from spheroid_node.errors import TrainerFailed
 from spheroid_node.model.parameters import elements
 from spheroid_node.node.access import Client
+from spheroid_node.node.clock import sleep_until
 from spheroid_node.node.collecting import owns
 from spheroid_node.node.report import Report
 from spheroid_node.node.submitting import Delivery, Submitter
@@ -35,7 +36,7 @@ GRACE_SECONDS = 120.0
 """Beyond its budget, what a trainer may take for the step it has begun before it counts as hung."""
 POLL_SECONDS = 0.5
 RESTART_SECONDS = 2.0
-EVALUATION_WINDOWS = 16
+EVALUATION_WINDOWS = 32
 
 
 class Worker:
@@ -111,7 +112,7 @@ class Worker:
             self._warn_too_slow()
         elif stop_at <= self._now():
             self._pace.skipped()
-            await self._sleep_until(self._slots.start(round + 1))
+            await sleep_until(self._now, self._slots.start(round + 1))
             return
         trained = await self._train(round, stop_at - self._now())
         # Whatever the trainer has taken on is not the version any more.
@@ -119,7 +120,7 @@ class Worker:
             self._loaded.pop(group, None)
         if not trained["steps"]:
             self._pace.skipped()
-            await self._sleep_until(self._slots.start(round + 1))
+            await sleep_until(self._now, self._slots.start(round + 1))
             return
         began = time.monotonic()
         deliveries = await self._submit(round, held, trained)
@@ -242,9 +243,6 @@ class Worker:
             await self._trainer.start()
         except TrainerFailed as error:
             log.error("trainer.not_restarted", cause=error.problem)
-
-    async def _sleep_until(self, moment: float) -> None:
-        await asyncio.sleep(max(0.0, moment - self._now()))
 
     def _now(self) -> float:
         return self._client.dht.time()

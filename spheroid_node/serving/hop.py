@@ -187,13 +187,17 @@ class HopService:
             self._sessions.remove(session)
             if watch is not None:
                 watch.cancel()
+            if failure is not None:  # before the neighbours notice and tell the client what they see of it
+                await self._tell(session, failure)
             for link in (session.onward, session.upstream):
                 if link is not None:
                     await link.close()
-        if failure is not None:
-            log.info("session.ended", session=session.id.hex(), reason=str(failure))
-            with suppress(OSError, TimeoutError, WireError):
-                await self._send(session.client, _error(session.id, failure))
+
+    async def _tell(self, session: Session, failure: WireError) -> None:
+        log.info("session.ended", session=session.id.hex(), reason=str(failure))
+        with suppress(OSError, WireError):
+            async with asyncio.timeout(self._limits.dial_seconds):
+                await session.client.send(_error(session.id, failure))
 
     async def _load(self, session: Session) -> None:
         """In the worker thread too, since a version may have to be built first."""

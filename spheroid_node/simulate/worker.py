@@ -96,7 +96,7 @@ class Worker:
             if group in self.groups:
                 self._bases[group] = version.base
                 self.contributors[group].settle(version.manifest)
-                pass
+                vector = self.contributors[group].begin_from(vector)
             self.trainer.load(group, version.base.version, version.base.steps, vector)
         return fetched
 

@@ -22,7 +22,7 @@ import numpy as np
 import structlog
 import torch
 
-from spheroid_node.errors import CheckpointInvalid, RunMismatch
+from spheroid_node.errors import CheckpointInvalid, RunMismatch, SpheroidError
 from spheroid_node.run import RunSpec
 from spheroid_node.training.device import resolve_device
 from spheroid_node.training.local import LocalTrainer
@@ -174,7 +174,8 @@ def serve(replies: BinaryIO, descriptor: int = 0) -> None:
         try:
             reply = encode({"ok": True, **service.answer(parse_request(decode(body)))})
         except Exception as error:  # whatever it was, the node decides what becomes of this process
-            log.warning("trainer.request_failed", cause=str(error), kind=type(error).__name__)
+            if not isinstance(error, SpheroidError):  # those the node raises again, for its user
+                log.warning("trainer.request_failed", cause=str(error), kind=type(error).__name__)
             reply = encode(failure(error))
         try:
             write_all(replies, reply)

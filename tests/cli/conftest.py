@@ -36,3 +36,17 @@ def spheroid(environment: dict[str, str], tmp_path: Path) -> Spheroid:
         )
 
     return run
+
+
+@pytest.fixture
+def complaint(spheroid: Spheroid) -> Callable[..., str]:
+    """Runs ``spheroid-node``, which must leave with the exit code and one line on stderr: this line."""
+
+    def run(exit_code: int, *arguments: str, **variables: str) -> str:
+        process = spheroid(*arguments, **variables)
+        assert process.returncode == exit_code, process.stderr
+        assert process.stdout == ""
+        assert process.stderr.startswith("error: ") and process.stderr.count("\n") == 1, process.stderr
+        return process.stderr
+
+    return run

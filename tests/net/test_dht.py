@@ -125,6 +125,14 @@ async def test_a_later_record_replaces_the_authors_earlier_one(start) -> None:
     assert await first.get(KEY) == {second.peer: b"newest"}
 
 
+async def test_publishing_again_does_not_bring_back_an_earlier_value(start) -> None:
+    dht = await start()
+    await dht.put(KEY, b"old", 60)
+    results = await asyncio.gather(dht._republish(), dht.put(KEY, b"new", 60), dht._republish())
+    assert results[1] is True
+    assert await dht.get(KEY) == {dht.peer: b"new"}
+
+
 async def test_a_record_ends(start, monkeypatch) -> None:
     dht = await start()
     assert await dht.put(KEY, b"short", 0.2)
@@ -217,10 +225,17 @@ async def test_a_port_held_by_another_daemon(start) -> None:
         await Dht.start(ephemeral_identity(), port=other.listening.port)
 
 
-async def test_a_cancelled_start_leaves_no_process() -> None:
+async def test_a_cancelled_start_leaves_no_process(monkeypatch) -> None:
+    hangs = asyncio.Event()
+
+    async def never_ready(self: Any, ready: Any) -> None:
+        hangs.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(P2P, "_read_outputs", never_ready)
     before = daemons()
     starting = asyncio.ensure_future(Dht.start(ephemeral_identity()))
-    await until(lambda: daemons() > before)
+    await hangs.wait()
     starting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await starting
@@ -268,6 +283,30 @@ async def test_all_peers_gone_and_back(start, tmp_path, monkeypatch) -> None:
                 await asyncio.sleep(0.05)
     finally:
         watch.cancel()
+
+
+async def test_a_peer_that_is_away_is_not_dialled(start, monkeypatch, tmp_path) -> None:
+    """libp2p would wait longer after each failure, and not notice that the peer is back."""
+    identity = load_identity(tmp_path / "identity.key")
+    bootstrap = await start(identity=identity)
+    node = await start(bootstrap)
+    dialled: list[str] = []
+    connect = node._p2p._client.connect
+
+    async def counted(peer: Any, addresses: Any) -> None:
+        dialled.append(peer.to_base58())
+        await connect(peer, addresses)
+
+    monkeypatch.setattr(node._p2p._client, "connect", counted)
+    await bootstrap.stop()
+    async with asyncio.timeout(20):
+        while await node._p2p.list_peers():  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+    await node._greet()
+    assert dialled == []
+    await start(identity=identity, port=bootstrap.listening.port)
+    await node._greet()
+    assert dialled == [identity.peer]
 
 
 async def test_requests_to_a_dead_daemon_end(start, monkeypatch) -> None:
@@ -323,31 +362,31 @@ async def test_far_expiry_and_oversize(start, attack) -> None:
 async def test_hiding_records_behind_a_cached_one(start, attack) -> None:
     """A node's cache would answer for its storage: one valid record in it hides all others."""
     victim = await start()
-    reader = await start(victim)
+    reader = await start(victim, client_mode=True)
     await victim.put(KEY, b"true", 60)
     attacker = await attack(victim)
+    attacker.node.protocol.storage.get = lambda key: None
     late = get_dht_time() + MAX_TTL
-    for node in (victim, reader):
-        await attacker.store_at(
-            node, attacker.signed(b"x", late), late, attacker.identity.peer, in_cache=True
-        )
+    mine = attacker.signed(b"x", late)
+    await attacker.store_at(victim, mine, late, attacker.identity.peer, in_cache=True)
     assert (await reader.get(KEY))[victim.peer] == b"true"
 
 
 async def test_a_lying_holder(start, attack) -> None:
-    """It answers with an endless life, one bad record, and types that no storage has."""
+    """It is asked first, and answers with an endless life, one bad record and types that no storage has."""
     victim = await start()
     await victim.put(KEY, b"true", 60)
-    reader = await start(victim)
+    reader = await start(victim, client_mode=True)
     attacker = await attack(victim)
     soon = get_dht_time() + 60
     lie = DictionaryDHTValue()
     lie.store(attacker.identity.peer, attacker.signed(b"mine", soon), soon)
     lie.store(victim.peer, pack(b"forged") + bytes(64), get_dht_time() + 600)
     lie.maxsize, lie.latest_expiration_time, lie.frozen = 1, math.inf, True
-    storage = attacker.node.protocol.storage
-    storage.get = lambda key: ValueWithExpiration(lie, math.inf)
-    reader._node.protocol.routing_table.add_or_update_node(attacker.node.node_id, attacker.node.peer_id)
+    attacker.node.protocol.storage.get = lambda key: ValueWithExpiration(lie, math.inf)
+    table = reader._node.protocol.routing_table
+    del table[victim._node.node_id]
+    table.add_or_update_node(attacker.node.node_id, attacker.node.peer_id)
     assert await reader.get(KEY) == {victim.peer: b"true", attacker.identity.peer: b"mine"}
 
 

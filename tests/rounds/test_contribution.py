@@ -91,6 +91,20 @@ def test_the_receipt_decides_where_a_version_was_missed(
     assert contributor.settle(manifest(b"x" * 32, version=6)) is contained
 
 
+def test_training_begins_with_what_is_left_over_and_the_next_update_holds_it_once(
+    contributor: Contributor,
+) -> None:
+    version = np.array([10.0, 20.0], dtype=np.float32)
+    assert contributor.begin_from(version).tolist() == [10.0, 20.0]
+    send(contributor)
+    contributor.settle(None)
+    begun = contributor.begin_from(version)
+    assert begun.tolist() == [10.5, 19.0]
+    trained = begun + np.float32(0.25)
+    later = send(contributor, trained - begun, round=8)
+    assert decode_vector(later.payload, "fp16").tolist() == (trained - version).tolist()
+
+
 def test_a_receipt_of_another_update_is_ignored(contributor: Contributor) -> None:
     first = send(contributor)
     send(contributor, UPDATE * 2, round=8)

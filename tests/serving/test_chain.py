@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from spheroid_node.model.interface import MASK
-from spheroid_node.model.randomness import position_noise
+from spheroid_node.model.randomness import decide, position_noise
 from spheroid_node.serving.chain import Chain, ChainLost
 from spheroid_node.serving.decoders import DecoderName, decode
 from spheroid_node.serving.local import LocalChain
@@ -72,6 +72,16 @@ async def test_logits_equal_an_uncached_forward(make_swarm: MakeSwarm, learning:
         )
         assert (whole.position, single[0].position, rest.position) == (1, 21, 31)
         await chain.close()
+
+
+async def test_bytes_are_decided_with_the_noise_of_their_place_in_the_text(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm()
+    chain = await swarm.chain(seed=8, temperature=1.5, logits=True)
+    sweep = await chain.sweep(0, b"The castle", decide=10)
+    assert sweep.logits is not None
+    rows = torch.from_numpy(sweep.logits.copy())
+    assert [*sweep.tokens] == [decide(row, 8, place, 1.5) for place, row in enumerate(rows, start=1)]
+    await chain.close()
 
 
 async def test_masked_positions_equal_an_uncached_forward_with_mask_tokens(make_swarm: MakeSwarm) -> None:

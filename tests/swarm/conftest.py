@@ -85,9 +85,7 @@ class Swarm:
         self.bootstrap = children.start(
             "bootstrap", ["bootstrap", *arguments, "--state-dir", str(folder / "bootstrap")]
         )
-        self.address = wait_for(
-            "the bootstrap", lambda: left_addresses(folder / "runtime").get(run.run_id)
-        )
+        self.address = wait_for("the bootstrap", lambda: left_addresses(folder / "runtime").get(run.run_id))
 
     def join(self, block: int | str, name: str, *more: str) -> Node:
         state = self.folder / name
@@ -106,9 +104,7 @@ class Swarm:
         return [node for node in self.nodes if group in ("interface", f"block-{node.block}")]
 
     def config(self) -> NodeConfig:
-        return NodeConfig(
-            state_dir=self.folder, peers=(self.address,), run=self.run.run_id, host=LOOPBACK
-        )
+        return NodeConfig(state_dir=self.folder, peers=(self.address,), run=self.run.run_id, host=LOOPBACK)
 
     def command(self, *arguments: str, peers: bool = True) -> subprocess.CompletedProcess[bytes]:
         """Run a command of the swarm to its end."""

@@ -55,24 +55,28 @@ def test_a_worker_past_the_deadline_is_late_and_takes_part_in_the_next_round(swa
         # The round closes without it: the other replica gets a version of this round, or a later one.
         closed = wait_for(
             "a version without the slow worker",
-            lambda: [
-                event
-                for event in other.events("round.version", group=group)
-                if event["round"] >= began["round"]
-            ]
-            or None,
+            lambda: (
+                [
+                    event
+                    for event in other.events("round.version", group=group)
+                    if event["round"] >= began["round"]
+                ]
+                or None
+            ),
         )[0]
     finally:
         os.kill(slow.trainer_pid, signal.SIGCONT)
     assert closed["round"] == began["round"]
     led = wait_for(
         "the aggregator's account of the round",
-        lambda: [
-            event
-            for node in (slow, other)
-            for event in node.events("round.led", group=group, round=began["round"])
-        ]
-        or None,
+        lambda: (
+            [
+                event
+                for node in (slow, other)
+                for event in node.events("round.led", group=group, round=began["round"])
+            ]
+            or None
+        ),
     )[0]
     assert led["accepted"] == 1
 
@@ -80,11 +84,13 @@ def test_a_worker_past_the_deadline_is_late_and_takes_part_in_the_next_round(swa
     assert (receipt["verdict"], receipt["reason"]) == ("late", "after-deadline")
     again = wait_for(
         "the slow worker's next accepted update",
-        lambda: [
-            event
-            for event in slow.events("round.receipt", group=group, verdict="accepted")
-            if event["round"] > began["round"]
-        ]
-        or None,
+        lambda: (
+            [
+                event
+                for event in slow.events("round.receipt", group=group, verdict="accepted")
+                if event["round"] > began["round"]
+            ]
+            or None
+        ),
     )[0]
     assert again["reason"] == ""

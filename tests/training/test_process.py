@@ -179,8 +179,8 @@ def test_a_budget_of_time_ends_training(lasting_child: Child, configure: MakeCon
     lasting_child.ask(configure())
     some = lasting_child.ask(Train(round=0, max_steps=10**9, seconds=0.5))
     assert 0 < some["steps"] < 10**6
-    none = lasting_child.ask(Train(round=1, max_steps=10, seconds=-1.0))
-    assert (none["steps"], none["loss"], none["step_seconds"]) == (0, None, None)
+    # One step is made in any case, so that a machine that was slow once finds out that it no longer is.
+    assert lasting_child.ask(Train(round=1, max_steps=10, seconds=0.0))["steps"] == 1
 
 
 @pytest.mark.parametrize(

@@ -122,7 +122,7 @@ def write_run(directory: Path, run: RunSpec) -> None:
 def report(result: Result, directory: Path) -> None:
     """The last lines: the text was printed as it came, here is what it took and where the rest is."""
     speed = result.stats.bytes / max(result.stats.total, 1e-9)
-    click.echo(f"\nWritten by a chain of {result.blocks} processes, a block each: {speed:.0f} bytes/s.")
+    click.echo(f"\n\nWritten by a chain of {result.blocks} processes, a block each: {speed:.0f} bytes/s.")
     first = f"{result.first_ce:.3f} after the first round, " if result.first_ce is not None else ""
     click.echo(f"From-noise CE: {first}{result.final_ce:.3f} at the end (nats a byte of held-out text).")
     click.echo(f"Model:  {directory / 'model'}")

@@ -15,16 +15,15 @@ from spheroid_node.cli.demo.chart import draw_chart
 from spheroid_node.cli.demo.processes import STOP_SECONDS, Child, Children
 from spheroid_node.cli.demo.view import View
 from spheroid_node.cli.eval import compose, evaluate
+from spheroid_node.cli.generate import Request, write
 from spheroid_node.config import LOOPBACK, NodeConfig, left_addresses, runtime_dir
 from spheroid_node.errors import DemoFailed
 from spheroid_node.node.client import Client, fetch_model, swarm_client
 from spheroid_node.node.snapshot import Curve, Snapshot, collect
 from spheroid_node.rounds.slots import Slots
 from spheroid_node.run import RunSpec
-from spheroid_node.serving.decoders import autoregressive
 from spheroid_node.serving.remote import Generation, find_chain
-from spheroid_node.serving.stats import GenerationStats, MeasuredChain
-from spheroid_node.serving.utf8 import Utf8Stream
+from spheroid_node.serving.stats import GenerationStats
 from spheroid_node.training.checkpoint import export_model
 
 START_SECONDS = 240.0
@@ -32,6 +31,7 @@ START_SECONDS = 240.0
 
 SHOW_SECONDS = 1.0
 WINDOWS = 64
+SEED = 0
 TEMPERATURE = 0.7
 INTERRUPTED = 130
 HARD_LIMIT = 9.5
@@ -191,23 +191,18 @@ class Session:
 
     async def _speak(self, client: Client) -> GenerationStats:
         """Print the prompt and what the chain makes of it, as it comes."""
-        plan, text = self._plan, Utf8Stream()
-        chain = MeasuredChain(
-            await find_chain(
-                client.directory,
-                client.run,
-                lambda address: client.dial(address, "hop"),
-                Generation(seed=0, temperature=TEMPERATURE),
-            )
+        request = Request(self._plan.prompt, self._plan.length, SEED, TEMPERATURE, "autoregressive")
+        chain = await find_chain(
+            client.directory,
+            client.run,
+            lambda address: client.dial(address, "hop"),
+            Generation(request.seed, request.temperature),
         )
         try:
-            click.echo(plan.prompt.decode(), nl=False)
-            async for decided in autoregressive(chain, plan.prompt, plan.length):
-                click.echo(text.feed(decided), nl=False)
-            click.echo(text.finish())
+            click.echo(request.prompt, nl=False)
+            return await write(client.run, chain, request)
         finally:
             await chain.close()
-        return chain.stats
 
     # --- stopping ---------------------------------------------------------------------------------
 

@@ -1,0 +1,82 @@
+"""A swarm of real processes on this machine, for benchmarks: started, watched through its logs, stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import psutil
+
+from spheroid_node.cli.demo.processes import Child, Children
+from spheroid_node.cli.demo.shape import to_toml
+from spheroid_node.config import LOOPBACK, NodeConfig, left_addresses, runtime_dir
+from spheroid_node.run import RunSpec
+
+T = TypeVar("T")
+
+START_SECONDS = 240.0
+
+
+class LocalSwarm:
+    """A bootstrap, and workers by name."""
+
+    def __init__(self, folder: Path, run: RunSpec, children: Children) -> None:
+        self.folder, self.run, self.workers = folder, run, dict[str, Child]()
+        self._children = children
+        run_file = folder / "run.toml"
+        run_file.write_text(to_toml(run))
+        arguments = ["--run", str(run_file), "--state-dir", str(folder / "bootstrap"), *self._shared()]
+        children.start("bootstrap", ["bootstrap", *arguments])
+        self.address = wait_for(
+            "the bootstrap", lambda: left_addresses(runtime_dir()).get(run.run_id), START_SECONDS
+        )
+
+    def join(self, block: int, name: str, text: Sequence[str] = ()) -> Child:
+        """Start a worker of one thread. ``text`` are its --data and --held-out options."""
+        arguments = ["--block", str(block), "--peer", self.address, "--run", self.run.run_id]
+        arguments += ["--state-dir", str(self.folder / name), "--threads", "1", *text, *self._shared()]
+        self.workers[name] = self._children.start(name, ["join", *arguments])
+        return self.workers[name]
+
+    def config(self) -> NodeConfig:
+        """For a client of this swarm."""
+        return NodeConfig(state_dir=self.folder, peers=(self.address,), run=self.run.run_id, host=LOOPBACK)
+
+    def _shared(self) -> list[str]:
+        return [f"--host={LOOPBACK}", "--log-format=json"]
+
+
+@contextmanager
+def local_swarm(folder: Path, run: RunSpec) -> Iterator[LocalSwarm]:
+    """A swarm that has left when this ends."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with Children(folder) as children:
+        try:
+            yield LocalSwarm(folder, run, children)
+        finally:
+            asyncio.run(children.stop())
+
+
+def wait_for(what: str, probe: Callable[[], T | None], seconds: float) -> T:
+    """The first result of ``probe`` that is true. Raises :class:`TimeoutError`."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if result := probe():
+            return result
+        time.sleep(0.2)
+    raise TimeoutError(f"waited {seconds:.0f} s in vain for {what}")
+
+
+def events(child: Child, name: str) -> list[dict[str, object]]:
+    """The events of that name in a worker's log."""
+    return [event for event in child.events() if event["event"] == name]
+
+
+def pss_mb(pid: int) -> float:
+    """Proportional set size of a process and all that it started, in MB (10⁶ bytes)."""
+    root = psutil.Process(pid)
+    return sum(process.memory_full_info().pss for process in (root, *root.children(recursive=True))) / 1e6

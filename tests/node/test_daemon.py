@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spheroid_node.config import NodeConfig
+from spheroid_node.errors import IdentityCopied
+from spheroid_node.node.daemon import announced_host, lacking_block
+from spheroid_node.node.models import HopModels
+from spheroid_node.node.report import Report, Reporter
+from spheroid_node.run import RunSpec
+
+from .conftest import Peer, World
+
+
+def test_auto_takes_a_block_with_the_fewest_replicas(world: World, tmp_path: Path) -> None:
+    for number, block in enumerate((0, 0, 1)):
+        Peer(world, block, tmp_path / str(number)).announce()
+    assert lacking_block(world.run, world.records, 12345) == 1
+    assert {lacking_block(world.run, {}, draw) for draw in range(8)} == {0, 1}
+
+
+def test_announced_host_is_the_one_given_then_the_one_listened_on(tmp_path: Path) -> None:
+    config = NodeConfig(state_dir=tmp_path, host="127.0.0.1")
+    assert announced_host(config) == "127.0.0.1"
+    assert announced_host(config.model_copy(update={"announce": "node.example"})) == "node.example"
+    assert announced_host(config.model_copy(update={"host": "0.0.0.0"})) != "0.0.0.0"
+
+
+def test_hops_are_built_from_exactly_the_versions_asked_for(world: World, tmp_path: Path) -> None:
+    peer = Peer(world, 1, tmp_path)
+    models = HopModels(world.run, 1, peer.store)
+    hop = models.hop_model(0, 0)
+    assert hop is not None and hop.index == 1
+    assert models.hop_model(0, 0) is hop
+    assert models.hop_model(1, 0) is None
+    assert models.hop_model(0, 3) is None
+    assert not any(parameter.requires_grad for parameter in hop.parameters())
+
+
+def reporter(peer: Peer) -> Reporter:
+    return Reporter(peer.client, peer.store, Report(peer.block, "cpu"), peer.address)
+
+
+async def test_of_two_nodes_with_one_key_the_later_gives_way(
+    world: World, tmp_path: Path, run: RunSpec
+) -> None:
+    peer = Peer(world, 0, tmp_path)
+    early = reporter(peer)
+    world.clock.now += 50
+    late = reporter(peer)
+    await late.publish()
+    await late._check_copy()
+    for _ in range(2):  # the other copy renews its record in between
+        await early.publish()
+        await early._check_copy()
+        error = None
+        try:
+            await late._check_copy()
+        except IdentityCopied as copied:
+            error = copied
+    assert error is not None
+    assert peer.id in str(error)
+
+
+async def test_a_record_left_by_an_earlier_life_is_no_copy(world: World, tmp_path: Path) -> None:
+    peer = Peer(world, 0, tmp_path)
+    await reporter(peer).publish()
+    world.clock.now += 50
+    again = reporter(peer)
+    for _ in range(3):
+        await again.publish()
+        await again._check_copy()
+
+
+def test_the_record_names_what_is_held(world: World, tmp_path: Path) -> None:
+    peer = Peer(world, 1, tmp_path)
+    record = reporter(peer).record()
+    assert {item.group: item.version for item in record.held} == {"block-1": 0, "interface": 0}
+    assert (record.block, record.state, record.round) == (1, "joining", -1)
+
+
+@pytest.mark.parametrize("block", [0, 1])
+def test_a_worker_trains_its_block_and_the_interface(run: RunSpec, block: int) -> None:
+    assert run.worker_groups(block) == (f"block-{block}", "interface")

@@ -1,0 +1,214 @@
+"""Collector, submitter and synchroniser of several nodes against each other, over real links."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spheroid_node.node.collecting import owns
+from spheroid_node.rounds.collection import Base
+from spheroid_node.rounds.contribution import Contributor, Submission
+from spheroid_node.rounds.election import ranking
+from spheroid_node.wire.codes import Reason, Verdict
+from spheroid_node.wire.messages import Manifest
+from spheroid_node.wire.tensors import Vector
+
+from .conftest import Peer, World
+
+GROUP = "block-0"
+
+
+@asynccontextmanager
+async def peers(world: World, tmp_path: Path, blocks: tuple[int, ...]) -> AsyncIterator[list[Peer]]:
+    started = [Peer(world, block, tmp_path / str(number)) for number, block in enumerate(blocks)]
+    closing = []
+    try:
+        for peer in started:
+            await peer.start()
+            closing.append(asyncio.create_task(peer.collector.run()))
+        yield started
+    finally:
+        for task in closing:
+            task.cancel()
+        await asyncio.gather(*closing, return_exceptions=True)
+        await asyncio.gather(*(peer.server.stop() for peer in started))
+
+
+def submission(peer: Peer, value: float, round: int = 0, tokens: int = 16, group: str = GROUP) -> Submission:
+    held = peer.store.newest(group)
+    update: Vector = np.full(len(held.vector), value, dtype=np.float32)
+    contributor = Contributor(peer.world.run, group, len(held.vector))
+    base = Base(held.version, held.digest, held.steps, held.norms)
+    return contributor.prepare(round, base, update, 1, tokens, bytes(16))
+
+
+def ranked(world: World, round: int = 0, group: str = GROUP) -> list[str]:
+    members = [peer for peer, record in world.records.items() if owns(record, group)]
+    return ranking(world.run.run_id, group, round, members)
+
+
+async def until(condition: Callable[[], bool | Awaitable[bool]]) -> None:
+    async with asyncio.timeout(10):
+        while True:
+            held = condition()
+            if held if isinstance(held, bool) else await held:
+                return
+            await asyncio.sleep(0.01)
+
+
+async def test_both_updates_become_the_next_version_on_both_nodes(world: World, tmp_path: Path) -> None:
+    async with peers(world, tmp_path, (0, 0)) as (one, two):
+        before = one.store.newest(GROUP).vector
+        deliveries = [
+            await one.submitter.deliver(submission(one, 1.0, tokens=16), ranked(world), world.records),
+            await two.submitter.deliver(submission(two, 2.5, tokens=8), ranked(world), world.records),
+        ]
+        assert all(item is not None for item in deliveries)
+        for peer, delivery in zip((one, two), deliveries, strict=True):
+            assert delivery is not None
+            assert delivery.receipt.verdict is Verdict.ACCEPTED
+            assert delivery.aggregator == ranked(world)[0]
+            await peer.submitter.await_manifest(delivery, 10)
+        # Every live replica was heard, so the round closes long before τ.
+        await until(lambda: one.store.newest(GROUP).version == two.store.newest(GROUP).version == 1)
+        assert one.store.newest(GROUP).digest == two.store.newest(GROUP).digest
+        mean = (16 * 1.0 + 8 * 2.5) / 24
+        assert np.allclose(one.store.newest(GROUP).vector, before + mean, atol=1e-3)
+        leader = one if one.id == ranked(world)[0] else two
+        assert (leader.collector.led, one.collector.led + two.collector.led) == (1, 1)
+        author, manifest = Manifest.unseal(world.manifests[GROUP][leader.id])
+        assert author == leader.id
+        assert (manifest.version, manifest.accepted, manifest.rank) == (1, 2, 0)
+
+
+async def test_the_round_closes_at_the_deadline_and_what_comes_later_is_late(
+    world: World, tmp_path: Path
+) -> None:
+    async with peers(world, tmp_path, (0, 0)) as (one, two):
+        leader, other = (one, two) if one.id == ranked(world)[0] else (two, one)
+        delivery = await leader.submitter.deliver(submission(leader, 1.0), ranked(world), world.records)
+        assert delivery is not None and delivery.receipt.verdict is Verdict.ACCEPTED
+        late = submission(other, 1.0)
+        assert leader.store.newest(GROUP).version == 0
+        world.clock.now = 80.0  # τ of round 0
+        answer = await other.submitter.deliver(late, ranked(world), world.records)
+        assert answer is not None
+        assert (answer.receipt.verdict, answer.receipt.reason) == (Verdict.LATE, Reason.AFTER_DEADLINE)
+        await until(lambda: leader.store.newest(GROUP).version == 1)
+        manifest = leader.store.newest(GROUP).manifest
+        assert manifest is not None
+        assert [update.verdict for update in manifest.updates if update.peer == leader.id] == ["accepted"]
+        # It takes part in the next round.
+        await other.sync.sync(GROUP)
+        world.clock.now = 110.0
+        again = await other.submitter.deliver(submission(other, 1.0, 1), ranked(world, 1), world.records)
+        assert again is not None and again.receipt.verdict is Verdict.ACCEPTED
+
+
+async def test_an_aggregator_that_is_gone_is_skipped_for_the_next(world: World, tmp_path: Path) -> None:
+    async with peers(world, tmp_path, (0, 0, 0)) as members:
+        first, second, *_ = ranked(world)
+        by_id = {peer.id: peer for peer in members}
+        await by_id[first].server.stop()
+        author = next(peer for peer in members if peer.id not in (first, second))
+        delivery = await author.submitter.deliver(submission(author, 1.0), ranked(world), world.records)
+        assert delivery is not None
+        assert (delivery.aggregator, delivery.receipt.verdict) == (second, Verdict.ACCEPTED)
+        await author.submitter.await_manifest(delivery, 0)
+
+
+async def test_the_owner_of_another_block_is_refused(world: World, tmp_path: Path) -> None:
+    async with peers(world, tmp_path, (0, 1)) as (one, other):
+        delivery = await other.submitter.deliver(submission(other, 1.0), [one.id], world.records)
+        assert delivery is not None
+        assert delivery.receipt.reason is Reason.NOT_ELIGIBLE
+        shared = submission(other, 1.0, group="interface")
+        delivery = await other.submitter.deliver(shared, [one.id], world.records)
+        assert delivery is not None and delivery.receipt.verdict is Verdict.ACCEPTED
+
+
+async def test_a_newcomer_is_looked_up_before_it_is_refused(world: World, tmp_path: Path) -> None:
+    async with peers(world, tmp_path, (0,)) as (one,):
+        await one.submitter.deliver(submission(one, 1.0, round=0), [one.id], world.records)
+        world.clock.now = 110.0
+        async with peers(world, tmp_path / "new", (0,)) as (new,):
+            await until(lambda: GROUP in world.manifests)
+            await new.sync.sync(GROUP)
+            delivery = await new.submitter.deliver(submission(new, 1.0, 1), [one.id], world.records)
+            assert delivery is not None and delivery.receipt.verdict is Verdict.ACCEPTED
+
+
+async def test_an_update_that_is_not_finite_is_refused_and_the_version_stands(
+    world: World, tmp_path: Path
+) -> None:
+    async with peers(world, tmp_path, (0,)) as (one,):
+        good = submission(one, 1.0)
+        bad = np.full(good.header.elements, np.nan, dtype="<f2").tobytes()
+        from spheroid_node.wire.tensors import payload_digest
+
+        header = good.header.model_copy(update={"digest": payload_digest(bad)})
+        delivery = await one.submitter.deliver(Submission(header, bad), [one.id], world.records)
+        assert delivery is not None
+        assert delivery.receipt.reason is Reason.NOT_FINITE
+        world.clock.now = 85.0
+        await one.submitter.deliver(submission(one, 1.0, round=0), [one.id], world.records)
+        assert one.store.newest(GROUP).version == 0
+        assert GROUP not in world.manifests
+
+
+async def test_a_joiner_takes_the_version_from_a_holder_even_when_no_manifest_is_announced(
+    world: World, tmp_path: Path
+) -> None:
+    async with peers(world, tmp_path, (0, 1)) as (one, joiner):
+        delivery = await one.submitter.deliver(submission(one, 1.0), [one.id], world.records)
+        assert delivery is not None
+        await until(lambda: one.store.newest(GROUP).version == 1)
+        world.manifests.clear()  # they expire when a swarm sleeps
+        one.announce()
+        held = await joiner.sync.sync(GROUP)
+        assert (held.version, held.digest) == (1, one.store.newest(GROUP).digest)
+
+
+async def test_everyone_follows_the_same_of_two_manifests_for_one_version(
+    world: World, tmp_path: Path
+) -> None:
+    async with peers(world, tmp_path, (0, 0, 1)) as (one, two, reader):
+        # Each thinks it is alone, and makes a version 1 of its own.
+        records = dict(world.records)
+        for peer, value in ((one, 1.0), (two, 5.0)):
+            world.records.clear()
+            world.records[peer.id] = records[peer.id]
+            await peer.sync.nodes(fresh=True)
+            await peer.submitter.deliver(submission(peer, value), [peer.id], world.records)
+            await until(lambda peer=peer: peer.store.newest(GROUP).version == 1)  # type: ignore[misc]
+        assert one.store.newest(GROUP).digest != two.store.newest(GROUP).digest
+        world.records.update(records)
+        one.announce()
+        two.announce()
+        for peer in (one, two, reader):
+            await peer.sync.nodes(fresh=True)
+            await peer.sync.sync(GROUP)
+        assert len({peer.store.newest(GROUP).digest for peer in (one, two, reader)}) == 1
+
+
+@pytest.mark.parametrize("tamper", ["signer", "digest"])
+async def test_a_manifest_that_is_pushed_must_hold(world: World, tmp_path: Path, tamper: str) -> None:
+    async with peers(world, tmp_path, (0, 0)) as (one, two):
+        await one.submitter.deliver(submission(one, 1.0), [one.id], world.records)
+        world.clock.now = 80.0
+        await one.submitter.deliver(submission(one, 1.0), [one.id], world.records)
+        await until(lambda: one.store.newest(GROUP).version == 1)
+        sealed = one.store.newest(GROUP).sealed
+        if tamper == "signer":
+            held = await two.sync.follow(two.id, sealed)
+        else:
+            manifest = one.store.newest(GROUP).manifest
+            assert manifest is not None
+            forged = manifest.model_copy(update={"digest": bytes(32)})
+            held = await two.sync.follow(two.id, forged.seal(two.client.identity.key))
+        assert held.version == 0

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spheroid_node.model.initial import initial_vector
+from spheroid_node.net.identity import ephemeral_identity
+from spheroid_node.node.versions import Held, VersionStore
+from spheroid_node.run import RunSpec
+from spheroid_node.wire.codes import Verdict
+from spheroid_node.wire.messages import Manifest, UpdateOutcome
+from spheroid_node.wire.tensors import Vector, chunk_hash, digest_of_hashes, vector_digest
+
+GROUP = "block-1"
+KEY = ephemeral_identity().key
+
+
+def made(run: RunSpec, version: int, vector: Vector, *, signed_for: Vector | None = None) -> Held:
+    outcome = UpdateOutcome(peer="12D3", digest=bytes(32), tokens=8, norm=1.5, verdict=Verdict.ACCEPTED)
+    manifest = Manifest(
+        run=run.run_id, group=GROUP, round=version + 5, version=version, parent=bytes(32),
+        digest=vector_digest(vector if signed_for is None else signed_for), elements=len(vector), rank=0,
+        steps=10 * version, updates=[outcome],
+    )  # fmt: skip
+    return Held.of(GROUP, version, vector, manifest.seal(KEY))
+
+
+def test_version_0_follows_from_the_seed(run: RunSpec) -> None:
+    held = VersionStore(run).newest(GROUP)
+    assert (held.version, held.round, held.steps, held.norms) == (0, -1, 0, ())
+    assert np.array_equal(held.vector, initial_vector(run, GROUP))
+
+
+def test_the_last_two_versions_are_kept_in_memory_and_on_disk(run: RunSpec, tmp_path: Path) -> None:
+    store = VersionStore(run, lambda group: tmp_path / group)
+    vector = store.newest(GROUP).vector
+    for version in (1, 2, 3):
+        store.adopt(made(run, version, vector + version))
+    assert store.get(GROUP, 1) is None
+    assert [store.get(GROUP, version).version for version in (2, 3, -1)] == [2, 3, 3]  # type: ignore[union-attr]
+    assert len(list((tmp_path / GROUP).iterdir())) == 2
+
+    again = VersionStore(run, lambda group: tmp_path / group)
+    newest = again.newest(GROUP)
+    assert (newest.version, newest.steps, newest.norms) == (3, 30, (1.5,))
+    assert newest.digest == vector_digest(vector + 3)
+    assert again.get(GROUP, 2) is not None
+
+
+def test_a_version_of_a_fork_that_lost_makes_way(run: RunSpec, tmp_path: Path) -> None:
+    store = VersionStore(run, lambda group: tmp_path / group)
+    vector = store.newest(GROUP).vector
+    store.adopt(made(run, 1, vector + 1))
+    store.adopt(made(run, 1, vector + 9))
+    assert store.newest(GROUP).digest == vector_digest(vector + 9)
+    assert VersionStore(run, lambda group: tmp_path / group).newest(GROUP).digest == vector_digest(vector + 9)
+
+
+def test_a_damaged_file_is_passed_over(run: RunSpec, tmp_path: Path) -> None:
+    store = VersionStore(run, lambda group: tmp_path / group)
+    vector = store.newest(GROUP).vector
+    for version in (1, 2):
+        store.adopt(made(run, version, vector + version))
+    newest = sorted((tmp_path / GROUP).iterdir())[-1]
+    newest.write_bytes(newest.read_bytes()[:-5])
+    assert VersionStore(run, lambda group: tmp_path / group).newest(GROUP).version == 1
+
+
+def test_a_disk_that_is_full_costs_nothing_but_the_file(
+    run: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("spheroid_node.node.versions.write_version", full)
+    store = VersionStore(run, lambda group: tmp_path / group)
+    store.adopt(made(run, 1, store.newest(GROUP).vector + 1))
+    assert store.newest(GROUP).version == 1
+    assert not list((tmp_path / GROUP).iterdir())
+
+
+def test_a_manifest_must_fit_its_parameters(run: RunSpec) -> None:
+    vector = initial_vector(run, GROUP)
+    with pytest.raises(ValueError, match="does not match its manifest"):
+        made(run, 1, vector, signed_for=vector + 1)
+    with pytest.raises(ValueError, match="does not match its manifest"):
+        Held.of(GROUP, 1, vector)
+
+
+def test_listing_and_chunks_prove_each_other(run: RunSpec) -> None:
+    store = VersionStore(run)
+    assert store.listing(GROUP, 0) is None, "only groups that the node holds are offered"
+    held = store.newest(GROUP)
+    listing = store.listing(GROUP, -1)
+    assert listing is not None
+    assert (listing.version, listing.size, listing.manifest) == (0, held.vector.nbytes, b"")
+    hashes = [listing.hashes[start : start + 32] for start in range(0, len(listing.hashes), 32)]
+    assert digest_of_hashes(hashes) == held.digest
+    parts = [store.chunk(GROUP, 0, index) for index in range(len(hashes))]
+    assert [chunk_hash(part) for part in parts if part is not None] == hashes
+    assert b"".join(part for part in parts if part is not None) == held.vector.astype("<f4").tobytes()
+    assert store.chunk(GROUP, 0, len(hashes)) is None
+    assert store.chunk(GROUP, 7, 0) is None
