@@ -24,6 +24,8 @@ from spheroid_node.errors import ConfigInvalid, MalformedAddress, NoPeersKnown, 
 
 APPLICATION = "spheroid-node"
 LOOPBACK = "127.0.0.1"
+RUNTIME_DIR = "SPHEROID_RUNTIME_DIR"
+"""Environment variable that overrides where bootstraps leave their addresses."""
 
 Port = Annotated[int, Field(ge=0, le=65_535)]
 Paths = tuple[Annotated[str, Field(min_length=1)], ...]
@@ -167,7 +169,7 @@ def state_home(environ: Mapping[str, str] = os.environ) -> Path:
 
 def runtime_dir(environ: Mapping[str, str] = os.environ) -> Path:
     """Where bootstraps on this machine leave their addresses for other processes of the same user."""
-    if chosen := environ.get("SPHEROID_RUNTIME_DIR"):
+    if chosen := environ.get(RUNTIME_DIR):
         return Path(chosen)
     if session := environ.get("XDG_RUNTIME_DIR"):
         return Path(session) / APPLICATION

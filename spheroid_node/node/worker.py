@@ -122,6 +122,8 @@ class Worker:
             self._pace.skipped()
             await sleep_until(self._now, self._slots.start(round + 1))
             return
+        # Training for a round may begin in the slot before, as soon as its versions are there.
+        await sleep_until(self._now, self._slots.start(round))
         began = time.monotonic()
         deliveries = await self._submit(round, held, trained)
         self._pace.uploaded(time.monotonic() - began)

@@ -44,8 +44,8 @@ import spheroid_node.model
 model = spheroid_node.model.load("path/to/this/folder")
 ```
 
-or `spheroid-node eval path/to/this/folder`. The model continues text in the style of what it was trained on;
-it knows no facts, follows no instructions, and was not filtered for what it may say.
+or `spheroid-node eval --checkpoint path/to/this/folder`. The model continues text in the style of what it was
+trained on; it knows no facts, follows no instructions, and was not filtered for what it may say.
 """
 
 

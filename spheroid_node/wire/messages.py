@@ -365,8 +365,8 @@ class Close(Message):
 MESSAGES: dict[str, type[Message]] = {
     kind.model_fields["type"].default: kind
     for kind in (
-        Hello, Greeting, Welcome, Error, Update, Proceed, ReceiptMessage, ManifestMessage, Want, Listing, Read, Chunk,
-        Open, Opened, Attach, Attached, Step, State, Result, Close,
+        Hello, Greeting, Welcome, Error, Update, Proceed, ReceiptMessage, ManifestMessage,
+        Want, Listing, Read, Chunk, Open, Opened, Attach, Attached, Step, State, Result, Close,
     )
 }  # fmt: skip
 

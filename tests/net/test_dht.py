@@ -125,11 +125,21 @@ async def test_a_later_record_replaces_the_authors_earlier_one(start) -> None:
     assert await first.get(KEY) == {second.peer: b"newest"}
 
 
-async def test_publishing_again_does_not_bring_back_an_earlier_value(start) -> None:
+async def test_publishing_again_does_not_overtake_a_newer_value(start, monkeypatch) -> None:
     dht = await start()
     await dht.put(KEY, b"old", 60)
+    stored: list[bytes] = []
+    store = dht._node.store
+
+    async def slowly(key: str, value: bytes, *rest: Any, **options: Any) -> Any:
+        await asyncio.sleep(0.1 if value == b"old" else 0)
+        stored.append(value)
+        return await store(key, value, *rest, **options)
+
+    monkeypatch.setattr(dht._node, "store", slowly)
     results = await asyncio.gather(dht._republish(), dht.put(KEY, b"new", 60), dht._republish())
     assert results[1] is True
+    assert stored == [b"old", b"new", b"new"]
     assert await dht.get(KEY) == {dht.peer: b"new"}
 
 

@@ -116,6 +116,8 @@ class Network:
         self.nodes: dict[str, Node] = {}
         self.records: list[dict[str, NodeRecord]] = [{} for _ in range(run.model.blocks)]
         self.dialled: list[MemoryLink] = []
+        self.hidden: set[str] = set()
+        """Peers that clients reach, but hops do not."""
 
     async def dial(self, address: HopAddress) -> MemoryLink:
         node = self.nodes.get(address.peer)
@@ -125,6 +127,11 @@ class Network:
         node.serving[theirs] = asyncio.create_task(node.serve(theirs))
         self.dialled.append(ours)
         return ours
+
+    async def dial_from_hop(self, address: HopAddress) -> MemoryLink:
+        if address.peer in self.hidden:
+            raise TimeoutError(f"{address.peer} does not answer")
+        return await self.dial(address)
 
     async def nodes_of(self, block: int) -> dict[str, NodeRecord]:
         return self.records[block]
@@ -149,7 +156,7 @@ class Swarm:
 
     def add(self, block: int, peer: str, limits: Limits | None = None, **record: Any) -> Node:
         models = Models(self.model, block)
-        service = HopService(self.run, block, models, self.network.dial, self._executor, limits)
+        service = HopService(self.run, block, models, self.network.dial_from_hop, self._executor, limits)
         node = self.network.nodes[peer] = Node(self.network, peer, service, models)
         self.network.records[block][peer] = node_record(self.run, block, **record)
         return node

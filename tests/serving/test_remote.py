@@ -45,6 +45,17 @@ async def test_a_replica_that_refuses_is_left_out(make_swarm: MakeSwarm, fault: 
     await until(lambda: not any(service.sessions for service in services))
 
 
+async def test_a_replica_that_its_neighbour_cannot_reach_is_left_out(make_swarm: MakeSwarm) -> None:
+    """It and not the neighbour, which is the only one of its block."""
+    swarm = make_swarm()
+    swarm.add(2, "hidden")
+    swarm.network.hidden.add("hidden")
+    swarm.network.records[2]["hop-2"] = node_record(swarm.run, 2, hop_seconds=1.0)
+    chain = await swarm.chain()
+    assert [hop.address.peer for hop in chain.route.hops] == ["hop-0", "hop-1", "hop-2"]
+    await chain.close()
+
+
 async def test_when_every_replica_fails_the_reason_is_told(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm()
     await swarm.node("hop-2").vanish()
@@ -65,6 +76,19 @@ async def test_a_hop_that_dies_loses_the_chain_and_is_named(make_swarm: MakeSwar
             while True:  # what is on its way may still arrive
                 await chain.sweep(first.position, first.tokens)
     assert (lost.value.block, lost.value.code) == (block, ErrorCode.NEXT_HOP_LOST)
+    await chain.close()
+
+
+async def test_a_connection_between_hops_that_breaks_loses_the_later_one(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm()
+    chain = await swarm.chain()
+    between = next(link for link in swarm.network.dialled[3:] if link.peer == "hop-2")
+    await between.close()
+    await until(lambda: swarm.node("hop-1").service.sessions == 0)
+    with pytest.raises(ChainLost) as lost:
+        async with asyncio.timeout(DEADLINE):
+            await chain.sweep(0, b"The castle")
+    assert (lost.value.block, lost.value.code) == (2, ErrorCode.NEXT_HOP_LOST)
     await chain.close()
 
 

@@ -86,8 +86,25 @@ def test_no_gradient_and_no_step_reaches_a_block_upstream(
     trainer.train(3)
     after = parameters(trainer)
     assert after["0"] == before["0"]
+    assert not any(parameter.requires_grad for parameter in trainer.upstream[0].block.parameters())
     assert after["block"] != before["block"]
     assert after["interface"] != before["interface"]
+
+
+@pytest.mark.parametrize("denoiser", ["evidence", "edm"])
+def test_training_sees_the_upstream_state_of_inference(make_run: MakeRun, text: Text, denoiser: str) -> None:
+    trainer = LocalTrainer(make_run(blocks=3, denoiser=denoiser), 2, text)
+    trainer.train(10)  # so that the head, and with it z after an Euler step, is not trivial
+    draw = trainer._draw()
+    noise_BTD = draw.noise_BTD if draw.upstream_noise_BTD is None else draw.upstream_noise_BTD
+    tokens_BT = draw.windows_BT[:, :-1]
+    with torch.no_grad():
+        state = trainer.upstream[0].start(noise_BTD)
+        for hop in trainer.upstream:
+            state, _ = hop.step(tokens_BT, state)
+    hidden_BTD = trainer._upstream_hidden(tokens_BT, draw)
+    torch.testing.assert_close(hidden_BTD, state.hidden_BTD)
+    assert not hidden_BTD.requires_grad
 
 
 def test_a_frozen_interface_stays(make_run: MakeRun, text: Text) -> None:

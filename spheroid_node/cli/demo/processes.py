@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from spheroid_node.cli.parent import PARENT
+from spheroid_node.config import RUNTIME_DIR
 
 STOP_SECONDS = 8.0
 """How long a process may take to leave cleanly before it is killed."""
@@ -65,14 +66,13 @@ class Children:
     def start(self, name: str, arguments: Sequence[str]) -> Child:
         """Run ``spheroid-node`` with ``arguments`` in the background."""
         log = self._logs / f"{name}.log"
-        environment = os.environ | {"OMP_NUM_THREADS": "1", PARENT: str(os.getpid())}
         with log.open("ab") as output:
             process = subprocess.Popen(
                 [sys.executable, "-m", "spheroid_node", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=environment,
+                env=self._environment(),
                 # A session of its own: the terminal's Ctrl-C reaches the demo alone, which then stops
                 # them in order, and a group that can be killed together with all that it started.
                 start_new_session=True,
@@ -80,6 +80,16 @@ class Children:
         child = Child(name, log, process)
         self._children.append(child)
         return child
+
+    def _environment(self) -> dict[str, str]:
+        """This process's, without what the user has set for a node of their own: ports, peers, texts."""
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("SPHEROID_") or name == RUNTIME_DIR
+        }
+        config_home = {"XDG_CONFIG_HOME": str(self._logs.parent)}  # where there is no config file
+        return kept | config_home | {"OMP_NUM_THREADS": "1", PARENT: str(os.getpid())}
 
     def ended(self) -> list[Child]:
         """Those that run no more."""

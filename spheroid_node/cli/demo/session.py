@@ -16,8 +16,9 @@ from spheroid_node.cli.demo.processes import STOP_SECONDS, Child, Children
 from spheroid_node.cli.demo.view import View
 from spheroid_node.cli.eval import compose, evaluate
 from spheroid_node.cli.generate import Request, write
-from spheroid_node.config import LOOPBACK, NodeConfig, left_addresses, runtime_dir
+from spheroid_node.config import LOOPBACK, NodeConfig
 from spheroid_node.errors import DemoFailed
+from spheroid_node.node.bootstrap import JOIN_FILE
 from spheroid_node.node.client import Client, fetch_model, swarm_client
 from spheroid_node.node.snapshot import Curve, Snapshot, collect
 from spheroid_node.rounds.slots import Slots
@@ -101,7 +102,8 @@ class Session:
 
     async def _start_bootstrap(self) -> str:
         """Start the bootstrap and wait for its address."""
-        directory, run_id = self._plan.directory, self._plan.run.run_id
+        directory = self._plan.directory
+        join_line = directory / "state" / "bootstrap" / JOIN_FILE
         self._view.phase("starting the bootstrap")
         arguments = [
             "--run",
@@ -111,10 +113,10 @@ class Session:
         ]
         child = self._children.start("bootstrap", ["bootstrap", *arguments, *self._shared()])
         async with self._start_limit("the bootstrap did not start"):
-            while (address := left_addresses(runtime_dir()).get(run_id)) is None:
+            while not join_line.exists():
                 self._check([child])
                 await asyncio.sleep(0.1)
-        return address
+        return join_line.read_text(encoding="utf-8").split()[-1]
 
     def _start_workers(self, address: str) -> None:
         plan = self._plan

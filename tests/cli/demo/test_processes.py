@@ -17,6 +17,11 @@ import os, signal, subprocess, sys, time
 sys.stdout.write("first line\\n")
 if sys.argv[1] == "stubborn":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if sys.argv[1] == "settings":
+    home = os.environ["XDG_CONFIG_HOME"]
+    print(sorted(name for name in os.environ if name.startswith("SPHEROID_")),
+          os.path.exists(os.path.join(home, "spheroid-node", "config.toml")))
+    sys.exit()
 if sys.argv[1] == "fails":
     sys.exit("error: it went wrong")
 helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
@@ -74,6 +79,18 @@ async def test_who_does_not_leave_is_killed_with_its_helpers(children: Children)
     await children.stop(0.2)
     assert child.process.returncode == -signal.SIGKILL
     wait_for(lambda: is_gone(helper))
+
+
+def test_a_child_gets_none_of_the_settings_of_a_node(
+    children: Children, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPHEROID_PORT", "31337")
+    monkeypatch.setenv("SPHEROID_RUNTIME_DIR", "/somewhere")
+    with children:
+        child = children.start("settings", ["settings"])
+        wait_for(lambda: children.ended() == [child])
+        seen = child.last_line
+    assert seen == "['SPHEROID_PARENT', 'SPHEROID_RUNTIME_DIR'] False"
 
 
 async def test_the_first_leaves_last(children: Children) -> None:

@@ -1,0 +1,125 @@
+"""A worker's rounds with a trainer that answers at once, on a clock that runs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from structlog.testing import capture_logs
+
+from spheroid_node.errors import TrainerFailed
+from spheroid_node.model.parameters import elements
+from spheroid_node.node.report import Report
+from spheroid_node.node.worker import Worker
+from spheroid_node.rounds.slots import Slots
+from spheroid_node.run import RunSpec
+from spheroid_node.training.trainer_protocol import Evaluate, Load, Train
+from spheroid_node.wire.codes import Verdict
+from spheroid_node.wire.messages import Manifest, Message
+
+from .conftest import Peer, World
+
+PERIOD, SETTLE = 2.0, 0.6
+
+
+class RunningClock:
+    now = 0.0
+
+    def time(self) -> float:
+        return time.time()
+
+
+class EagerTrainer:
+    """Reaches the run's limit of steps in no time; dies when it is told to."""
+
+    def __init__(self, run: RunSpec, groups: tuple[str, ...]) -> None:
+        self._run, self._groups = run, groups
+        self.dies_at: set[int] = set()
+        self.starts = 0
+        self.loaded: list[tuple[str, int]] = []
+        self.rounds: list[int] = []
+
+    async def start(self) -> None:
+        self.starts += 1
+
+    async def request(self, request: Message, timeout: float) -> dict[str, Any]:
+        await asyncio.sleep(0)
+        if isinstance(request, Load):
+            self.loaded.append((request.group, request.version))
+        if isinstance(request, Evaluate):
+            return {"ce": [2.5]}
+        if isinstance(request, Train):
+            self.rounds.append(request.round)
+            if request.round - self.rounds[0] in self.dies_at:
+                self.dies_at.clear()
+                raise TrainerFailed("it died while asked to train")
+            updates = {g: np.full(elements(self._run, g), 0.5, "<f4").tobytes() for g in self._groups}
+            return {
+                "steps": 4, "tokens": 32, "seconds": 0.01, "loss": 2.0, "step_seconds": 0.001,
+                "updates": updates,
+            }  # fmt: skip
+        return {}
+
+
+@pytest.fixture
+def quick(run: RunSpec) -> World:
+    timing = {"genesis": time.time(), "period": PERIOD, "settle": SETTLE}
+    world = World(run.model_copy(update={"round": run.round.model_copy(update=timing)}))
+    world.clock = cast(Any, RunningClock())
+    return world
+
+
+async def worked(world: World, tmp_path: Path, trainer_dies_at: set[int], versions: int) -> Any:
+    """Run one worker until its block has that many versions; what it did."""
+    peer = Peer(world, 0, tmp_path)
+    trainer = EagerTrainer(world.run, peer.groups)
+    trainer.dies_at = trainer_dies_at
+    report = Report(0, "cpu")
+    worker = Worker(peer.client, 0, peer.store, peer.sync, peer.submitter, cast(Any, trainer), report)
+    await peer.start()
+    seen: list[tuple[float, Manifest]] = []
+    tasks = [asyncio.create_task(work) for work in (peer.collector.run(), worker.run())]
+    try:
+        async with asyncio.timeout(30):
+            while peer.store.newest("block-0").version < versions:
+                newest = peer.store.newest("block-0").manifest
+                if newest is not None and newest not in [manifest for _, manifest in seen]:
+                    seen.append((time.time(), newest))
+                assert not any(task.done() for task in tasks), tasks
+                await asyncio.sleep(0.01)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await peer.server.stop()
+    return trainer, report, seen
+
+
+async def test_a_worker_that_is_done_early_waits_for_its_slot(quick: World, tmp_path: Path) -> None:
+    with capture_logs() as logs:
+        trainer, report, seen = await worked(quick, tmp_path, set(), 5)
+    slots = Slots.of(quick.run.round)
+    assert all(slots.start(manifest.round) <= at for at, manifest in seen)
+    receipts = [entry for entry in logs if entry["event"] == "round.receipt"]
+    assert {entry["verdict"] for entry in receipts} == {"accepted"}
+    rounds = [manifest.round for _, manifest in seen]
+    assert rounds == list(range(rounds[0], rounds[0] + len(rounds))), "a version in every round"
+    assert ("block-0", 3) in trainer.loaded and ("interface", 3) in trainer.loaded
+    assert report.verdicts[Verdict.ACCEPTED] >= 8
+    assert (report.tokens_per_second, report.train_loss, report.from_noise_ce) == (3200.0, 2.0, 2.5)
+
+
+async def test_a_trainer_that_dies_costs_the_round_it_dies_in(
+    quick: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spheroid_node.node.worker.RESTART_SECONDS", 0.01)
+    trainer, _, seen = await worked(quick, tmp_path, {2}, 4)
+    assert trainer.starts == 1
+    lost = trainer.rounds[0] + 2
+    assert lost not in [manifest.round for _, manifest in seen]
+    assert seen[-1][1].round > lost
+    assert seen[-1][1].version >= 3
