@@ -144,6 +144,12 @@ class RunSpec(_Section):
     protocol: tuple[PositiveInt, PositiveInt] = (1, 1)
     """Oldest and newest protocol version a node of this run may speak."""
 
+    @model_validator(mode="after")
+    def _protocol_ordered(self) -> RunSpec:
+        if self.protocol[0] > self.protocol[1]:
+            raise ValueError(f"protocol: the oldest ({self.protocol[0]}) is above the newest")
+        return self
+
     @property
     def run_id(self) -> str:
         """First 16 hex digits of the BLAKE2b hash of the packed run."""

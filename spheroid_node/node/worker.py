@@ -27,7 +27,7 @@ from spheroid_node.rounds.slots import Slots
 from spheroid_node.run import block_group
 from spheroid_node.training.trainer_protocol import Evaluate, Load, Save, Train
 from spheroid_node.wire.codes import Verdict
-from spheroid_node.wire.tensors import decode_vector, encode_vector
+from spheroid_node.wire.tensors import Vector, decode_vector, encode_vector
 
 log = structlog.get_logger()
 
@@ -95,13 +95,20 @@ class Worker:
             held["interface"] = self._store.newest("interface")
         for group, version in held.items():
             if self._loaded.get(group) != version.digest:
-                vector = encode_vector(version.vector, "float32")
-                load = Load(group=group, version=version.version, steps=version.steps, vector=vector)
-                await self._trainer.request(load, LOAD_SECONDS)
+                await self._load(version, version.vector)
                 self._loaded[group] = version.digest
         for group in self._groups:
             self._contributors[group].settle(held[group].manifest)
         return held
+
+    async def _load(self, version: Held, vector: Vector) -> None:
+        load = Load(
+            group=version.group,
+            version=version.version,
+            steps=version.steps,
+            vector=encode_vector(vector, "float32"),
+        )
+        await self._trainer.request(load, LOAD_SECONDS)
 
     # --- a round ----------------------------------------------------------------------------------
 
@@ -114,10 +121,11 @@ class Worker:
             self._pace.skipped()
             await sleep_until(self._now, self._slots.start(round + 1))
             return
-        trained = await self._train(round, stop_at - self._now())
-        # Whatever the trainer has taken on is not the version any more.
         for group in self._groups:
+            # From here on the trainer does not hold the version any more.
             self._loaded.pop(group, None)
+            await self._load(held[group], self._contributors[group].begin_from(held[group].vector))
+        trained = await self._train(round, stop_at - self._now())
         if not trained["steps"]:
             self._pace.skipped()
             await sleep_until(self._now, self._slots.start(round + 1))
