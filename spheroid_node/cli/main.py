@@ -97,10 +97,6 @@ def run(arguments: Sequence[str]) -> int:
         return _complain(str(error), error.exit_code)
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output has gone (`… | head`). Python would complain once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return CRASHED
     except Exception as error:
         where = _write_crash_log()
         kind = type(error).__name__

@@ -19,7 +19,15 @@ from structlog.typing import EventDict, WrappedLogger
 from spheroid_node.cli.live import size
 
 ROUTINE = frozenset(
-    {"round.trained", "round.receipt", "round.version", "round.led", "round.evaluated", "node.traffic"}
+    {
+        "trainer.started",
+        "round.trained",
+        "round.receipt",
+        "round.version",
+        "round.led",
+        "round.evaluated",
+        "node.traffic",
+    }
 )
 
 

@@ -53,7 +53,7 @@ async def run_node(config: NodeConfig, block: int | None) -> None:
     with StateDirectory(config.state_dir) as state:
         identity = load_identity(state.identity)
         async with open_client(config, identity, client_mode=False) as client, AsyncExitStack() as stack:
-            state.bind(client.run)
+            state.check(client.run)
             if not client.run.allows(identity.peer):
                 raise NotAllowed(client.run.run_id, identity.peer)
             block = await _choose_block(client) if block is None else block
@@ -61,6 +61,7 @@ async def run_node(config: NodeConfig, block: int | None) -> None:
             trainer = TrainerProcess(_configuration(config, client.run, state, block, identity.peer))
             stack.push_async_callback(trainer.stop)
             await trainer.start()
+            state.bind(client.run)
             await Node(config, client, state, block, trainer).run(stopping)
     log.info("node.stopped")
 

@@ -25,6 +25,10 @@ class StateDirectory:
         return self.path / "identity.key"
 
     @property
+    def _run_file(self) -> Path:
+        return self.path / "run.msgpack"
+
+    @property
     def spool(self) -> Path:
         """Updates on their way into a version; emptied at every start."""
         return self.path / "spool"
@@ -64,20 +68,24 @@ class StateDirectory:
     ) -> None:
         self._release()
 
-    def bind(self, run: RunSpec) -> None:
-        """Keep the run's spec here. Raises :class:`RunMismatch` if the directory belongs to another run."""
-        file = self.path / "run.msgpack"
+    def check(self, run: RunSpec) -> None:
+        """Raise :class:`RunMismatch` if the directory belongs to another run."""
         try:
-            if file.exists():
-                kept = RunSpec.unpack(file.read_bytes())
-                if kept.run_id != run.run_id:
-                    raise RunMismatch(run.run_id, kept.run_id, f"State directory {self.path}")
-            else:
-                write_atomically(file, run.pack())
+            kept = RunSpec.unpack(self._run_file.read_bytes())
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            raise StateUnwritable(str(self.path), f"{self._run_file.name} is damaged: {error}") from error
+        if kept.run_id != run.run_id:
+            raise RunMismatch(run.run_id, kept.run_id, f"State directory {self.path}")
+
+    def bind(self, run: RunSpec) -> None:
+        """From now on the directory belongs to ``run``. Raises as :meth:`check`."""
+        self.check(run)
+        try:
+            write_atomically(self._run_file, run.pack())
         except OSError as error:
             raise StateUnwritable(str(self.path), error.strerror or str(error)) from error
-        except ValueError as error:
-            raise StateUnwritable(str(self.path), f"{file.name} is damaged: {error}") from error
 
     def _release(self) -> None:
         if self._lock is not None:

@@ -74,10 +74,11 @@ class TrainerProcess:
             try:
                 async with asyncio.timeout(timeout):
                     reply = await self._exchange(request)
-            except (OSError, asyncio.IncompleteReadError) as error:
-                if isinstance(error, TimeoutError):
-                    self._kill()
-                    raise TrainerFailed(f"no answer to {what} in {timeout:.0f} s") from error
+            except TimeoutError as error:
+                self._kill()
+                raise TrainerFailed(f"no answer to {what} in {timeout:.0f} s") from error
+            except (OSError, asyncio.IncompleteReadError, RuntimeError) as error:
+                # uvloop has a RuntimeError of its own for a pipe whose reader has died.
                 raise TrainerFailed(f"it died while asked to {what}") from error
             except asyncio.CancelledError:
                 # A reply that nobody reads would be taken for the next one's.
@@ -94,14 +95,16 @@ class TrainerProcess:
         if process is None:
             return
         if process.returncode is None and process.stdin is not None and not self._turn.locked():
-            with contextlib.suppress(OSError, TimeoutError):
+            with contextlib.suppress(OSError, TimeoutError, RuntimeError):
                 process.stdin.write(encode_request(Stop()))
                 async with asyncio.timeout(STOP_SECONDS):
                     await process.wait()
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
-        await process.wait()
+        with contextlib.suppress(TimeoutError):  # should anybody else have reaped it
+            async with asyncio.timeout(STOP_SECONDS):
+                await process.wait()
         if self._listener is not None:
             self._listener.cancel()
             self._listener = None

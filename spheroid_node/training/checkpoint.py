@@ -154,7 +154,7 @@ def _checksum(tensors: Mapping[str, NDArray[Any]], metadata: Mapping[str, str]) 
     return total.hexdigest()
 
 
-def write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Replace ``path`` by ``data`` in one step. Raises :class:`OSError`, and then ``path`` is as before."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -162,6 +162,7 @@ def write_atomically(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        Path(name).chmod(mode)
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)

@@ -130,6 +130,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPHEROID_RUNTIME_DIR", str(folder / "runtime"))
         patch.setenv("XDG_CONFIG_HOME", str(folder / "config"))
+        patch.setenv("XDG_STATE_HOME", str(folder / "state"))
         for name in [name for name in os.environ if name in ("SPHEROID_PEERS", "SPHEROID_STATE_DIR")]:
             patch.delenv(name)
         yield folder
