@@ -84,10 +84,10 @@ def unpack(archive: Path, folder: Path) -> tuple[Path, Path]:
     return folder / "wikitext-2" / "train.txt", folder / "wikitext-2" / "valid.txt"
 
 
-def small_run(period: float, settle: float) -> RunSpec:
-    """The shape of wikitext-small.toml, its rounds counted from now."""
+def small_run(**timing: float) -> RunSpec:
+    """The run of wikitext-small.toml, its rounds counted from now."""
     run = RunSpec.from_toml(RUN_FILE)
-    timing = {"genesis": float(int(time.time())), "period": period, "settle": settle}
+    timing = {"genesis": float(int(time.time())), **timing}
     return run.model_copy(update={"round": run.round.model_copy(update=timing)})
 
 
@@ -150,7 +150,7 @@ def bare_tokens_per_second(train: Path, seconds: float) -> float:
     from spheroid_node.model.parameters import group_module, unflatten_
 
     torch.set_num_threads(1)
-    run = small_run(60.0, 5.0)
+    run = small_run()
     hop = Hop(run, 0)
     for group in run.worker_groups(0):
         unflatten_(group_module(hop, group), initial_vector(run, group))
@@ -194,7 +194,7 @@ def demo_memory(folder: Path) -> list[float]:
 
 def learn(folder: Path, text: tuple[Path, Path], minutes: float) -> dict[str, Any]:
     """Six workers, two a block: the from-noise CE of every round, and what it took."""
-    run = small_run(period=60.0, settle=5.0)
+    run = small_run()
     with local_swarm(folder, run) as swarm:
         for replica in range(REPLICAS):
             for block in range(run.model.blocks):
@@ -326,7 +326,7 @@ def draw(learning: dict[str, Any], headline: dict[str, float]) -> None:
         label = f"after block {block}" + (" (the whole chain)" if block == blocks - 1 else "")
         values = [row[f"ce_block_{block}"] for row in rounds]
         axis.plot([row["round"] - rounds[0]["round"] for row in rounds], values, label=label, lw=1.6)
-    axis.set_xlabel("round (60 s each)")
+    axis.set_xlabel(f"round ({learning['run']['round']['period']:.0f} s each)")
     axis.set_ylabel("from-noise CE on held-out text, nats a byte")
     axis.set_title(
         f"Six workers, two a block, WikiText-2: {headline['ce_first']:.2f} → {headline['ce_last']:.3f} "

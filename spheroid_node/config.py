@@ -52,7 +52,7 @@ class NodeConfig(BaseModel):
     """TCP port of updates, versions and prompts; 0 is any free one."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     threads: Annotated[int, Field(gt=0, le=4096)] | None = None
-    """CPU threads of the trainer; None leaves the choice to PyTorch."""
+    """CPU threads of the trainer; None: ``OMP_NUM_THREADS``, else all cores."""
     data: Paths = ()
     """Files and folders of training text."""
     held_out: Paths = ()

@@ -32,7 +32,7 @@ def command(run_file: str, peers: tuple[str, ...], **flags: Any) -> None:
     """Publish a run and be the peer that others enter its swarm through.
 
     Prints the line that volunteers join with, and keeps it in join.txt in the state directory. The peer keeps
-    its key across restarts; give it a fixed --port to keep its address too.
+    its key across restarts, and its port where --port names none and nobody has taken it.
     """
     run = RunSpec.from_toml(Path(run_file))
     config = resolve(flags | {"peers": peers}, role="bootstrap")

@@ -14,7 +14,7 @@ from spheroid_node.gateway.app import create_app
 from spheroid_node.gateway.swarm import ClientSwarm
 from spheroid_node.net.ports import is_loopback, listening_socket
 from spheroid_node.node.client import swarm_client
-from spheroid_node.node.signals import stop_on_signals
+from spheroid_node.node.signals import Stopping
 
 log = structlog.get_logger()
 
@@ -37,8 +37,7 @@ async def serve(config: NodeConfig, host: str, port: int) -> None:
     """
     listener = listening_socket(host, port, "--port")
     with contextlib.closing(listener):
-        stopping = stop_on_signals()
-        async with swarm_client(config) as client:
+        async with Stopping() as stopping, swarm_client(config) as client:
             loopback = is_loopback(host)
             app = create_app(ClientSwarm(client), allowed_hosts=LOOPBACK_NAMES if loopback else ("*",))
             server = _Server(
@@ -52,6 +51,7 @@ async def serve(config: NodeConfig, host: str, port: int) -> None:
             )
             url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{listener.getsockname()[1]}"
             log.info("gateway.started", url=url, run=client.run.run_id)
+            stopping.started()
             async with asyncio.TaskGroup() as tasks:
                 watch = tasks.create_task(client.dht.watch(), name="dht")
                 serving = tasks.create_task(server.serve(sockets=[listener]), name="http")

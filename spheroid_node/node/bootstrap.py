@@ -13,7 +13,7 @@ from spheroid_node.errors import PortInUse
 from spheroid_node.net.dht import Dht
 from spheroid_node.net.directory import Directory
 from spheroid_node.net.identity import Identity, load_identity
-from spheroid_node.node.signals import stop_on_signals
+from spheroid_node.node.signals import Stopping
 from spheroid_node.node.state import StateDirectory
 from spheroid_node.run import RunSpec
 from spheroid_node.training.checkpoint import write_atomically
@@ -30,24 +30,29 @@ async def run_bootstrap(config: NodeConfig, run: RunSpec) -> None:
 
     Raises the errors of :meth:`Dht.start` and of the state directory.
     """
-    stopping = stop_on_signals()
-    with StateDirectory(config.state_dir) as state:
-        state.bind(run)
-        identity = load_identity(state.identity)
-        dht = await _start(config, identity, state.path / PORT_FILE)
-        try:
-            line = join_line(dht.addresses[0], run)
-            write_atomically(state.path / JOIN_FILE, f"{line}\n".encode())
-            write_atomically(state.path / PORT_FILE, f"{dht.listening.port}\n".encode())
-            directory = Directory(dht, run)
-            await directory.publish_run()
-            with address_left(runtime_dir(), run.run_id, dht.local_address):
-                log.info("bootstrap.started", run=run.run_id, address=dht.addresses[0], join=line)
-                print(line, flush=True)
-                await _serve(dht, directory, stopping)
-        finally:
-            await dht.stop()
+    async with Stopping() as stopping:
+        with StateDirectory(config.state_dir) as state:
+            state.check(run)
+            dht = await _start(config, load_identity(state.identity), state.path / PORT_FILE)
+            try:
+                state.bind(run)
+                await _publish_until(stopping, dht, run, state)
+            finally:
+                await dht.stop()
     log.info("bootstrap.stopped")
+
+
+async def _publish_until(stopping: Stopping, dht: Dht, run: RunSpec, state: StateDirectory) -> None:
+    line = join_line(dht.addresses[0], run)
+    write_atomically(state.path / JOIN_FILE, f"{line}\n".encode())
+    write_atomically(state.path / PORT_FILE, f"{dht.listening.port}\n".encode())
+    directory = Directory(dht, run)
+    await directory.publish_run()
+    with address_left(runtime_dir(), run.run_id, dht.local_address):
+        stopping.started()
+        log.info("bootstrap.started", run=run.run_id, address=dht.addresses[0], join=line)
+        print(line, flush=True)
+        await _serve(dht, directory, stopping)
 
 
 async def _start(config: NodeConfig, identity: Identity, kept: Path) -> Dht:
@@ -69,7 +74,7 @@ def _kept_port(file: Path) -> list[int]:
     return []
 
 
-async def _serve(dht: Dht, directory: Directory, stopping: asyncio.Event) -> None:
+async def _serve(dht: Dht, directory: Directory, stopping: Stopping) -> None:
     async with asyncio.TaskGroup() as tasks:
         running = [
             tasks.create_task(dht.watch(), name="dht"),

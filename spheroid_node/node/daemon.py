@@ -23,7 +23,7 @@ from spheroid_node.node.access import Client, open_client
 from spheroid_node.node.collecting import Collector
 from spheroid_node.node.models import HopModels
 from spheroid_node.node.report import Report, Reporter
-from spheroid_node.node.signals import stop_on_signals
+from spheroid_node.node.signals import Stopping
 from spheroid_node.node.state import StateDirectory
 from spheroid_node.node.submitting import Submitter
 from spheroid_node.node.sync import Synchroniser
@@ -48,22 +48,26 @@ async def run_node(config: NodeConfig, block: int | None) -> None:
 
     Raises the errors of errors.py that a user can meet at the start, before anything is announced.
     """
-    stopping = stop_on_signals()
     torch.set_num_threads(1)  # for serving; the trainer has a process and threads of its own
-    with StateDirectory(config.state_dir) as state:
-        identity = load_identity(state.identity)
-        async with open_client(config, identity, client_mode=False) as client, AsyncExitStack() as stack:
-            state.check(client.run)
-            if not client.run.allows(identity.peer):
-                raise NotAllowed(client.run.run_id, identity.peer)
-            block = await _choose_block(client) if block is None else block
-            client.run.check_block(block)
-            trainer = TrainerProcess(_configuration(config, client.run, state, block, identity.peer))
-            stack.push_async_callback(trainer.stop)
-            await trainer.start()
-            state.bind(client.run)
-            await Node(config, client, state, block, trainer).run(stopping)
+    async with Stopping() as stopping:
+        with StateDirectory(config.state_dir) as state:
+            await _live(config, block, state, stopping)
     log.info("node.stopped")
+
+
+async def _live(config: NodeConfig, block: int | None, state: StateDirectory, stopping: Stopping) -> None:
+    identity = load_identity(state.identity)
+    async with open_client(config, identity, client_mode=False) as client, AsyncExitStack() as stack:
+        state.check(client.run)
+        if not client.run.allows(identity.peer):
+            raise NotAllowed(client.run.run_id, identity.peer)
+        block = await _choose_block(client) if block is None else block
+        client.run.check_block(block)
+        trainer = TrainerProcess(_configuration(config, client.run, state, block, identity.peer))
+        stack.push_async_callback(trainer.stop)
+        await trainer.start()
+        state.bind(client.run)
+        await Node(config, client, state, block, trainer).run(stopping)
 
 
 @dataclass
@@ -99,7 +103,7 @@ class Node:
         submitter = Submitter(client, self.collector, self.sync)
         self.worker = Worker(client, self.block, self.store, self.sync, submitter, self.trainer, self.report)
 
-    async def run(self, stopping: asyncio.Event) -> None:
+    async def run(self, stopping: Stopping) -> None:
         """Serve and train until ``stopping`` is set, then leave."""
         await self.server.start()
         address = HopAddress(
@@ -108,6 +112,7 @@ class Node:
         reporter = Reporter(self.client, self.store, self.report, address)
         try:
             await asyncio.gather(*map(self.sync.sync, self.client.run.worker_groups(self.block)))
+            stopping.started()
             self.report.state = "online"
             self._log_started(address)
             async with asyncio.TaskGroup() as tasks:

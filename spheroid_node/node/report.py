@@ -18,9 +18,6 @@ RENEW_SECONDS = NODE_TTL / 3
 SHORTEST_SECONDS = 0.5
 """Changes that come closer together than this are published as one."""
 
-FOREIGN_READINGS = 2
-"""How often in a row another's record must stand under our key before it counts as a copy."""
-
 
 @dataclass
 class Report:
@@ -54,7 +51,9 @@ class Reporter:
         self._report = report
         self._address = address
         self._started = client.dht.time()
-        self._foreign = 0
+        self._published = False
+        self._foreign: tuple[float, float] | None = None
+        """When a record of an older node was first and last seen under our key."""
 
     def record(self) -> NodeRecord:
         report, traffic = self._report, self._client.traffic
@@ -88,6 +87,7 @@ class Reporter:
         )
 
     async def publish(self) -> None:
+        self._published = True
         await self._client.directory.publish_node(self.record())
 
     async def run(self) -> None:
@@ -97,8 +97,8 @@ class Reporter:
         """
         while True:
             self._report.changed.clear()
-            await self.publish()
             await self._check_copy()
+            await self.publish()
             await asyncio.sleep(SHORTEST_SECONDS)
             with suppress(TimeoutError):
                 async with asyncio.timeout(RENEW_SECONDS):
@@ -110,11 +110,22 @@ class Reporter:
         await self.publish()
 
     async def _check_copy(self) -> None:
-        """Of two nodes with one key the one that started later gives way."""
-        nodes = await self._client.directory.nodes(self._report.block)
-        found = nodes.get(self._client.identity.peer)
-        # Ours was published just now, so a record that started before us is being renewed elsewhere.
-        older = found is not None and found.started < self._started
-        self._foreign = self._foreign + 1 if older else 0
-        if self._foreign >= FOREIGN_READINGS:
+        """Of two nodes with one key the one that started later gives way.
+
+        Looked for before every publication, when what stands there is ours from the last time, or what the
+        other has published since. A record of our own earlier life is not renewed, and so is gone in time.
+        """
+        if not self._published:
+            return
+        directory, blocks = self._client.directory, range(self._client.run.model.blocks)
+        of_blocks = await asyncio.gather(*map(directory.nodes, blocks))
+        found = [
+            nodes[self._client.identity.peer] for nodes in of_blocks if self._client.identity.peer in nodes
+        ]
+        if all(record.started >= self._started for record in found):
+            return
+        now = self._client.dht.time()
+        first, last = self._foreign or (now, now)
+        self._foreign = (now if now - last > NODE_TTL else first, now)
+        if now - self._foreign[0] > NODE_TTL:
             raise IdentityCopied(str(self._client.identity.path), self._client.identity.peer)

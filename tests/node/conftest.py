@@ -51,6 +51,7 @@ class World:
     run: RunSpec
     clock: Clock = field(default_factory=Clock)
     records: dict[str, NodeRecord] = field(default_factory=dict)
+    published: dict[tuple[int, str], NodeRecord] = field(default_factory=dict)
     manifests: dict[str, dict[str, bytes]] = field(default_factory=dict)
 
 
@@ -64,10 +65,12 @@ class MemoryDirectory:
         return dict(self._world.records)
 
     async def nodes(self, block: int) -> dict[str, NodeRecord]:
-        return {peer: record for peer, record in self._world.records.items() if record.block == block}
+        records = {(record.block, peer): record for peer, record in self._world.records.items()}
+        records |= self._world.published
+        return {peer: record for (of_block, peer), record in records.items() if of_block == block}
 
     async def publish_node(self, record: NodeRecord) -> None:
-        self._world.records[self._peer] = record
+        self._world.published[record.block, self._peer] = record
 
     async def publish_manifest(self, group: str, sealed: bytes) -> None:
         self._world.manifests.setdefault(group, {})[self._peer] = sealed
