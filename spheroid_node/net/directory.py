@@ -46,12 +46,17 @@ class Directory:
         return await self.dht.put(nodes_key(self.run_id, record.block), record.pack(), NODE_TTL)
 
     async def nodes(self, block: int) -> dict[str, NodeRecord]:
-        """Records of the peers that own a replica of ``block``, without those that are leaving."""
+        """Records of the peers that own a replica of ``block``.
+
+        Without those that are leaving, and those that the run does not allow to own one.
+        """
         found = await self.dht.get(nodes_key(self.run_id, block))
         records = {}
         for peer, value in found.items():
             record = self._node_record(peer, value)
-            if record is not None and record.block == block and record.state != "leaving":
+            if record is None or not self.run.allows(peer):
+                continue
+            if record.block == block and record.state != "leaving":
                 records[peer] = record
         return records
 

@@ -84,6 +84,8 @@ async def dial(
             raise LinkFailed(address, f"no answer in {timeout:g} s", ErrorCode.TIMED_OUT) from error
         if isinstance(error, OSError):
             raise LinkFailed(address, _words(error)) from error
+        if isinstance(error, ValueError):  # what the codec of host names says to one that is none
+            raise LinkFailed(address, f"{address.host[:64]!r} is no host name") from error
         raise
     return link
 

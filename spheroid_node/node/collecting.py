@@ -22,7 +22,7 @@ from spheroid_node.rounds.aggregator import Aggregator, Desk, Offer
 from spheroid_node.rounds.collection import Answer, Base
 from spheroid_node.rounds.election import ranking
 from spheroid_node.rounds.slots import Slots
-from spheroid_node.run import INTERFACE_GROUP
+from spheroid_node.run import INTERFACE_GROUP, block_group
 from spheroid_node.wire.codes import ErrorCode, Verdict, WireError
 from spheroid_node.wire.messages import (
     Chunk,
@@ -77,7 +77,7 @@ class Collector:
 
     async def submit(self, envelope: bytes, payload: bytes) -> Receipt:
         """This node's own update, when it is its own aggregator."""
-        offer = await self._offer(envelope)
+        offer = await self._offer(envelope, self._client.identity.peer)
         answer = offer.answer
         if answer is None:
             meter = offer.meter()
@@ -87,9 +87,7 @@ class Collector:
         return offer.receipt(answer)
 
     async def _receive(self, link: Link, envelope: bytes) -> None:
-        offer = await self._offer(envelope)
-        if offer.author != link.peer:
-            raise WireError(ErrorCode.NOT_AUTHENTIC, "an update comes from its author")
+        offer = await self._offer(envelope, link.peer)
         answer = offer.answer
         if answer is None:
             await link.send(Proceed())
@@ -108,8 +106,11 @@ class Collector:
         receipt = offer.receipt(answer).seal(self._client.identity.key)
         await link.send(ReceiptMessage(receipt=receipt))
 
-    async def _offer(self, envelope: bytes) -> Offer:
+    async def _offer(self, envelope: bytes, sender: str) -> Offer:
+        """Judge the header. Raises :class:`WireError` for an update that its author did not send itself."""
         author, header = UpdateHeader.unseal(envelope)
+        if author != sender:
+            raise WireError(ErrorCode.NOT_AUTHENTIC, "an update comes from its author")
         if header.group in self._groups and header.run == self._client.run.run_id:
             await self._open(header.group, header.round)
             aggregator = self._desk.aggregator(header.group)
@@ -159,6 +160,9 @@ class Collector:
             current = self._desk.aggregator(group)
             now_round = self._slots.round_at(self._client.dht.time())
             round = min(round, now_round + 1)
+            if current is not None and current.collection.round > now_round + 1:
+                current.collection.close()  # opened when our clock was ahead
+                current = None
             if current is not None:
                 if round <= current.collection.round:
                     return
@@ -169,6 +173,8 @@ class Collector:
             held = self._store.newest(group)
             if held.round < round - 1:
                 held = await self._sync.sync(group)
+            # A round that has its version takes nothing more.
+            round = max(round, min(held.round, now_round) + 1)
             base = Base(held.version, held.digest, held.steps, held.norms)
             live = await self._live(group)
             size = elements(self._client.run, group)
@@ -198,7 +204,8 @@ class Collector:
             return
         sealed = made.manifest.seal(self._client.identity.key)
         held = await asyncio.to_thread(Held.of, group, made.manifest.version, made.vector, sealed)
-        await asyncio.to_thread(self._store.adopt, held)
+        if await asyncio.to_thread(self._store.adopt, held) is not held:
+            return
         self.led += 1
         self._log_led(held)
         announcement = asyncio.create_task(self._client.directory.publish_manifest(group, sealed))
@@ -224,7 +231,7 @@ class Collector:
 
 def owns(record: NodeRecord, group: str) -> bool:
     """Whether a node takes part in the rounds of ``group``; all blocks do in those of the interface."""
-    return record.state == "online" and group in (f"block-{record.block}", INTERFACE_GROUP)
+    return record.state == "online" and group in (block_group(record.block), INTERFACE_GROUP)
 
 
 def _chunks_of(spool: IO[bytes]) -> Iterator[bytes | memoryview]:

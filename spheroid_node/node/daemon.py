@@ -38,8 +38,9 @@ from spheroid_node.wire.records import NodeRecord
 
 log = structlog.get_logger()
 
-LEAVE_SECONDS = 8.0
+LEAVE_SECONDS = 6.0
 """For leaving after the first Ctrl-C; what has not ended by then is dropped."""
+GOODBYE_SECONDS = 2.0
 POLL_SECONDS = 1.0
 
 
@@ -136,7 +137,8 @@ class Node:
     async def _leave(self, reporter: Reporter) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_SECONDS):
-                await asyncio.gather(reporter.leave(), self.hops.stop(), self.trainer.stop())
+                parts = (_goodbye(reporter), self.hops.stop(), self.trainer.stop())
+                await asyncio.gather(*parts, return_exceptions=True)
                 await self.server.stop()
         self.executor.shutdown(wait=False, cancel_futures=True)
 
@@ -169,6 +171,12 @@ class Node:
                 group: self.store.newest(group).version for group in self.client.run.worker_groups(self.block)
             },
         )
+
+
+async def _goodbye(reporter: Reporter) -> None:
+    """A DHT that does not answer must not hold up the rest."""
+    async with asyncio.timeout(GOODBYE_SECONDS):
+        await reporter.leave()
 
 
 def announced_host(config: NodeConfig) -> str:

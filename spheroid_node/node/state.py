@@ -56,7 +56,8 @@ class StateDirectory:
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, f"process {os.getpid()}\n".encode(), 0)
             self.spool.mkdir(exist_ok=True)
-            for left in self.spool.iterdir():
+            # What a node that was killed had not finished: updates, and files before they got their names.
+            for left in (*self.spool.iterdir(), *self.path.glob("**/.*.safetensors.*")):
                 left.unlink()
         except OSError as error:
             self._release()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -39,6 +40,8 @@ class Delivery:
     aggregator: str
     receipt: Receipt
     link: Link | None
+    seconds: float
+    """How long this aggregator took, without those that were skipped."""
 
 
 class Submitter:
@@ -57,8 +60,10 @@ class Submitter:
         for peer in ranked:
             try:
                 if peer == self._client.identity.peer:
+                    began = time.monotonic()
                     receipt = await self._collector.submit(envelope, submission.payload)
-                    return self._delivered(submission, Delivery(peer, receipt, None))
+                    delivery = Delivery(peer, receipt, None, time.monotonic() - began)
+                    return self._delivered(submission, delivery)
                 record = nodes[peer]
                 address = HopAddress(peer=peer, host=record.host, port=record.port)
                 return self._delivered(submission, await self._send(address, envelope, submission))
@@ -88,17 +93,19 @@ class Submitter:
                 await delivery.link.close()
 
     async def _send(self, address: HopAddress, envelope: bytes, submission: Submission) -> Delivery:
+        began = time.monotonic()
         link = await self._client.dial(address, "round")
         try:
             await link.send(Update(header=envelope))
             answer = await link.receive(timeout=ANSWER_SECONDS)
             if isinstance(answer, Proceed):
                 for index, chunk in enumerate(chunks(submission.payload)):
-                    await link.send(Chunk(index=index, data=bytes(chunk)))
+                    await link.send(Chunk(index=index, data=bytes(chunk)), ANSWER_SECONDS)
                 answer = await link.receive(timeout=ANSWER_SECONDS)
             if not isinstance(answer, ReceiptMessage):
                 raise WireError(ErrorCode.UNEXPECTED, "a receipt was expected")
-            return Delivery(address.peer, self._checked(address.peer, answer.receipt, submission), link)
+            receipt = self._checked(address.peer, answer.receipt, submission)
+            return Delivery(address.peer, receipt, link, time.monotonic() - began)
         except BaseException:
             with contextlib.suppress(OSError, WireError, asyncio.CancelledError):
                 await link.close()

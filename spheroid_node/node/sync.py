@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import structlog
 
 from spheroid_node.errors import TransferFailed
@@ -12,12 +13,12 @@ from spheroid_node.net.links import LinkFailed
 from spheroid_node.net.transfer import fetch_version
 from spheroid_node.node.access import Client
 from spheroid_node.node.clock import sleep_until
-from spheroid_node.node.versions import Held, VersionStore
-from spheroid_node.rounds.forks import choose, is_plausible
+from spheroid_node.node.versions import Held, VersionStore, is_better
+from spheroid_node.rounds.forks import is_plausible
 from spheroid_node.rounds.slots import Slots
 from spheroid_node.wire.codes import WireError
 from spheroid_node.wire.messages import HopAddress, Listing, Manifest, Want
-from spheroid_node.wire.records import NodeRecord
+from spheroid_node.wire.records import NODE_TTL, NodeRecord
 from spheroid_node.wire.tensors import decode_vector
 
 log = structlog.get_logger()
@@ -35,15 +36,23 @@ class Synchroniser:
         self._turns: dict[str, asyncio.Lock] = {}
         self._nodes: dict[str, NodeRecord] = {}
         self._nodes_read = float("-inf")
+        self._nodes_found = float("-inf")
         self._nodes_turn = asyncio.Lock()
 
     async def nodes(self, fresh: bool = False) -> dict[str, NodeRecord]:
-        """Live nodes of all blocks by peer id, read again when the last reading is a few seconds old."""
+        """Live nodes of all blocks by peer id, read again when the last reading is a few seconds old.
+
+        ``fresh``: read again unless a reading has begun since this was asked for.
+        """
+        asked = asyncio.get_running_loop().time()
         async with self._nodes_turn:
             now = asyncio.get_running_loop().time()
-            if fresh or now - self._nodes_read > NODES_FRESH_SECONDS:
-                self._nodes = await self._client.directory.all_nodes(self._client.run.model.blocks)
-                self._nodes_read = asyncio.get_running_loop().time()
+            if self._nodes_read < asked if fresh else now - self._nodes_read > NODES_FRESH_SECONDS:
+                found = await self._client.directory.all_nodes(self._client.run.model.blocks)
+                # A DHT that does not answer looks like an empty one: no news for as long as a record lives.
+                if found or now - self._nodes_found > NODE_TTL:
+                    self._nodes, self._nodes_found = found, now
+                self._nodes_read = now
             return self._nodes
 
     async def sync(self, group: str) -> Held:
@@ -53,7 +62,7 @@ class Synchroniser:
         """
         async with self._turns.setdefault(group, asyncio.Lock()):
             held = self._store.newest(group)
-            announced = await self._client.directory.newest_manifest(group)
+            announced = await self._client.directory.newest_manifest(group, elements(self._client.run, group))
             if announced is not None:
                 signer, manifest, sealed = announced
                 held = await self._follow(group, signer, manifest, sealed)
@@ -73,13 +82,13 @@ class Synchroniser:
         """Take a manifest that came directly from its aggregator, if it is better than what is held."""
         author, manifest = Manifest.unseal(sealed)
         async with self._turns.setdefault(manifest.group, asyncio.Lock()):
-            if author != signer or not self._is_plausible(manifest):
+            if author != signer or not self._is_plausible(author, manifest):
                 return self._store.newest(manifest.group)
             return await self._follow(manifest.group, author, manifest, sealed)
 
     async def _follow(self, group: str, signer: str, manifest: Manifest, sealed: bytes) -> Held:
         held = self._store.newest(group)
-        if not _is_better(signer, manifest, held):
+        if not is_better(signer, manifest, held):
             return held
         holders = await self._holders(group, manifest, first=signer)
         try:
@@ -98,8 +107,11 @@ class Synchroniser:
             lambda address: self._client.dial(address, "transfer"),
         )
         vector = decode_vector(payload, "float32")
+        if not np.isfinite(vector).all():
+            raise ValueError("its parameters are not finite")
         held = await asyncio.to_thread(Held.of, manifest.group, manifest.version, vector, sealed)
-        await asyncio.to_thread(self._store.adopt, held)
+        if await asyncio.to_thread(self._store.adopt, held) is not held:
+            return self._store.newest(manifest.group)
         log.info(
             "round.version",
             round=manifest.round,
@@ -120,7 +132,7 @@ class Synchroniser:
                 listing = await self._listing(_address(nodes, record), group, offers[0].version)
                 if listing is not None:
                     signer, manifest = Manifest.unseal(listing.manifest)
-                    if manifest.group == group and self._is_plausible(manifest):
+                    if manifest.group == group and self._is_plausible(signer, manifest):
                         held = await self._follow(group, signer, manifest, listing.manifest)
             except (LinkFailed, WireError, OSError, TimeoutError) as error:
                 log.debug("version.not_listed", group=group, cause=str(error))
@@ -147,21 +159,11 @@ class Synchroniser:
         ]
         return [HopAddress(peer=peer, host=nodes[peer].host, port=nodes[peer].port) for peer in named]
 
-    def _is_plausible(self, manifest: Manifest) -> bool:
+    def _is_plausible(self, signer: str, manifest: Manifest) -> bool:
         run = self._client.run
-        known = manifest.group in run.groups
-        return known and is_plausible(manifest, run, elements(run, manifest.group), self._client.dht.time())
-
-
-def _is_better(signer: str, manifest: Manifest, held: Held) -> bool:
-    """Whether everyone will follow ``manifest`` rather than the version held."""
-    if held.manifest is None:
-        return True
-    if manifest.digest == held.digest and manifest.version == held.version:
-        return False
-    ours = (Manifest.unseal(held.sealed)[0], held.manifest)
-    chosen = choose((ours, (signer, manifest)))
-    return chosen is not None and chosen[1] is manifest
+        if manifest.group not in run.groups or not run.allows(signer):
+            return False
+        return is_plausible(manifest, run, elements(run, manifest.group), self._client.dht.time())
 
 
 def _address(nodes: dict[str, NodeRecord], record: NodeRecord) -> HopAddress:

@@ -44,6 +44,10 @@ class TrainerProcess:
     def pid(self) -> int | None:
         return self._process.pid if self._process else None
 
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.returncode is None
+
     async def start(self) -> None:
         """Spawn and configure. Raises the user's error (e.g. DataMissing) or :class:`TrainerFailed`."""
         await self.stop()
@@ -127,11 +131,22 @@ class TrainerProcess:
         """The child's log lines, and whatever a library prints in it, become lines of the node's log."""
         assert self._process is not None
         assert self._process.stderr is not None
-        async for line in self._process.stderr:
+        stderr = self._process.stderr
+        while True:
             try:
-                fields = json.loads(line)
-                event, level = fields.pop("event"), fields.pop("level", "info")
-                fields.pop("timestamp", None)
-                getattr(log, level)(event, **fields)
-            except (ValueError, KeyError, AttributeError, TypeError):
-                log.warning("trainer.said", line=line.decode(errors="replace").rstrip()[:500])
+                line = await stderr.readline()
+            except ValueError:  # longer than a line may be; it has been dropped
+                continue
+            if not line:
+                return
+            _log_line(line)
+
+
+def _log_line(line: bytes) -> None:
+    try:
+        fields = json.loads(line)
+        event, level = fields.pop("event"), fields.pop("level", "info")
+        fields.pop("timestamp", None)
+        getattr(log, level)(event, **fields)
+    except (ValueError, KeyError, AttributeError, TypeError):
+        log.warning("trainer.said", line=line.decode(errors="replace").rstrip()[:500])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import structlog
 
 from spheroid_node.errors import CheckpointInvalid, RunMismatch
 from spheroid_node.model.initial import initial_vector
+from spheroid_node.rounds.forks import choose
 from spheroid_node.run import RunSpec
 from spheroid_node.training.checkpoint import read_version, write_version
 from spheroid_node.wire.codes import Verdict, WireError
@@ -40,13 +43,15 @@ class Held:
     digest: bytes
     sealed: bytes
     manifest: Manifest | None
+    signer: str = ""
+    """The aggregator that made it."""
 
     @classmethod
     def of(cls, group: str, version: int, vector: Vector, sealed: bytes = b"") -> Held:
         """Raises :class:`WireError` if ``sealed`` is not a manifest of this group, version and digest."""
         hashes = tuple(chunk_hash(chunk) for chunk in chunks(encode_vector(vector, "float32")))
-        manifest = Manifest.unseal(sealed)[1] if sealed else None
-        held = cls(group, version, vector, hashes, digest_of_hashes(hashes), sealed, manifest)
+        signer, manifest = Manifest.unseal(sealed) if sealed else ("", None)
+        held = cls(group, version, vector, hashes, digest_of_hashes(hashes), sealed, manifest, signer)
         if (manifest is None) != (version == 0) or (
             manifest and (manifest.group, manifest.version, manifest.digest) != (group, version, held.digest)
         ):
@@ -78,6 +83,7 @@ class VersionStore:
         self._run = run
         self._folder = folder
         self._held: dict[str, dict[int, Held]] = {}
+        self._adopting = threading.Lock()
 
     def newest(self, group: str) -> Held:
         """The newest version here; the first call reads the disk or makes version 0 from the seed."""
@@ -85,7 +91,8 @@ class VersionStore:
             self._held[group] = {held.version: held for held in self._from_disk(group)}
         if not self._held[group]:
             self._held[group][0] = Held.of(group, 0, initial_vector(self._run, group))
-        return self._held[group][max(self._held[group])]
+        versions = self._held[group]
+        return versions[max(versions)]
 
     def get(self, group: str, version: int) -> Held | None:
         newest = self.newest(group)
@@ -94,26 +101,46 @@ class VersionStore:
     def groups(self) -> tuple[str, ...]:
         return tuple(self._held)
 
-    def adopt(self, held: Held) -> None:
+    def adopt(self, held: Held) -> Held:
         """Keep ``held`` as the newest of its group: on disk first, then in memory, then forget the oldest.
 
-        A full disk is reported and costs nothing else: the version is served and trained from memory.
+        Returns what is newest afterwards: something else where a better version came first. A full disk is
+        reported and costs nothing else: the version is served and trained from memory. For any thread.
         """
-        group, folder = held.group, self._folder(held.group)
-        self.newest(group)
-        if folder is not None:
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-                path = _file(folder, held.version)
-                write_version(path, self._run, group, held.version, held.vector, held.sealed)
-            except OSError as error:
-                log.error("version.not_written", group=group, version=held.version, cause=error.strerror)
-        # A fork that lost is not an older version: whatever is not below the new one goes.
-        versions = {number: old for number, old in self._held[group].items() if number < held.version}
-        versions[held.version] = held
-        self._held[group] = {number: versions[number] for number in sorted(versions)[-KEPT:]}
-        if folder is not None:
-            _forget(folder, set(self._held[group]))
+        with self._adopting:
+            newest = self.newest(held.group)
+            if held.manifest is None or not is_better(held.signer, held.manifest, newest):
+                return newest
+            written = self._write(held)
+            # A fork that lost is not an older version: whatever is not below the new one goes.
+            versions = {n: old for n, old in self._held[held.group].items() if n < held.version}
+            versions[held.version] = held
+            self._held[held.group] = {number: versions[number] for number in sorted(versions)[-KEPT:]}
+            if written:
+                self._forget(held.group)
+            return held
+
+    def _write(self, held: Held) -> bool:
+        folder = self._folder(held.group)
+        if folder is None:
+            return False
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            path = _file(folder, held.version)
+            write_version(path, self._run, held.group, held.version, held.vector, held.sealed)
+        except OSError as error:
+            log.error("version.not_written", group=held.group, version=held.version, cause=error.strerror)
+            return False
+        return True
+
+    def _forget(self, group: str) -> None:
+        """Remove the files of versions that are not held any more."""
+        folder = self._folder(group)
+        names = {_file(folder, version).name for version in self._held[group]} if folder else set()
+        with suppress(OSError):
+            for path in folder.glob("*.safetensors") if folder else ():
+                if path.name not in names:
+                    path.unlink(missing_ok=True)
 
     def listing(self, group: str, version: int) -> Listing | None:
         """What a transfer offers of a version; −1 is the newest here."""
@@ -152,8 +179,11 @@ def _file(folder: Path, version: int) -> Path:
     return folder / f"{version:08d}.safetensors"
 
 
-def _forget(folder: Path, kept: set[int]) -> None:
-    names = {_file(folder, version).name for version in kept}
-    for path in folder.glob("*.safetensors"):
-        if path.name not in names:
-            path.unlink(missing_ok=True)
+def is_better(signer: str, manifest: Manifest, held: Held) -> bool:
+    """Whether everyone will follow ``manifest`` rather than the version held."""
+    if held.manifest is None:
+        return True
+    if manifest.digest == held.digest and manifest.version == held.version:
+        return False
+    chosen = choose(((held.signer, held.manifest), (signer, manifest)))
+    return chosen is not None and chosen[1] is manifest

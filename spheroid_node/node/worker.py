@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
-import time
 from typing import Any
 
 import structlog
 
-from spheroid_node.errors import TrainerFailed
+from spheroid_node.errors import SpheroidError, TrainerFailed
 from spheroid_node.model.parameters import elements
 from spheroid_node.node.access import Client
 from spheroid_node.node.clock import sleep_until
@@ -24,7 +24,7 @@ from spheroid_node.rounds.contribution import Contributor, Submission
 from spheroid_node.rounds.election import ranking
 from spheroid_node.rounds.pacing import Pace
 from spheroid_node.rounds.slots import Slots
-from spheroid_node.run import block_group
+from spheroid_node.run import INTERFACE_GROUP, block_group
 from spheroid_node.training.trainer_protocol import Evaluate, Load, Save, Train
 from spheroid_node.wire.codes import Verdict
 from spheroid_node.wire.tensors import Vector, decode_vector, encode_vector
@@ -36,6 +36,8 @@ GRACE_SECONDS = 120.0
 """Beyond its budget, what a trainer may take for the step it has begun before it counts as hung."""
 POLL_SECONDS = 0.5
 RESTART_SECONDS = 2.0
+PAUSE_SECONDS = 20.0
+"""Before a trainer that could not be started is tried again."""
 EVALUATION_WINDOWS = 32
 
 
@@ -73,17 +75,29 @@ class Worker:
 
     async def run(self) -> None:
         """Take part in round after round, for ever. A trainer that dies costs the round it dies in."""
-        done = -1
+        done, failures = -1, 0
         while True:
-            round = max(self._slots.round_at(self._now()), done + 1)
+            round = self._next_round(done)
             try:
                 held = await self._prepare()
+                # A round that has its version takes nothing more: a newcomer begins with the next.
+                round = self._next_round(max(done, held[self._groups[0]].round))
                 done = round
                 await self._take_part(round, held)
+                failures = 0
             except TrainerFailed as error:
+                failures += 1
                 log.error("trainer.failed", round=round, cause=error.problem)
                 await asyncio.sleep(RESTART_SECONDS)
-                await self._restart_trainer()
+                self._loaded.clear()
+                # One that still answers is given one more try: after some errors of a GPU none succeeds.
+                if failures > 1 or not self._trainer.is_running:
+                    await self._restart_trainer()
+
+    def _next_round(self, done: int) -> int:
+        """The current round, or the next if the current one is done; no further, should clocks jump."""
+        now = self._slots.round_at(self._now())
+        return max(now, min(done, now) + 1)
 
     # --- before training --------------------------------------------------------------------------
 
@@ -92,7 +106,7 @@ class Worker:
         synced = await asyncio.gather(*map(self._sync.sync, self._watched))
         held = dict(zip(self._watched, synced, strict=True))
         if self._run.interface == "frozen":
-            held["interface"] = self._store.newest("interface")
+            held[INTERFACE_GROUP] = self._store.newest(INTERFACE_GROUP)
         for group, version in held.items():
             if self._loaded.get(group) != version.digest:
                 await self._load(version, version.vector)
@@ -132,12 +146,12 @@ class Worker:
             return
         # Training for a round may begin in the slot before, as soon as its versions are there.
         await sleep_until(self._now, self._slots.start(round))
-        began = time.monotonic()
         deliveries = await self._submit(round, held, trained)
-        self._pace.uploaded(time.monotonic() - began)
+        if took := [delivery.seconds for delivery in deliveries.values() if delivery is not None]:
+            self._pace.uploaded(max(took))
         self._note_lateness(deliveries)
         await self._settle(round, deliveries)
-        await self._trainer.request(Save(), LOAD_SECONDS)
+        await self._save()
         log.info(
             "node.traffic",
             round=round,
@@ -147,7 +161,8 @@ class Worker:
 
     async def _evaluate(self, round: int, held: dict[str, Held]) -> None:
         reply = await self._trainer.request(Evaluate(windows=EVALUATION_WINDOWS), LOAD_SECONDS)
-        self._report.from_noise_ce = reply["ce"][-1]
+        ce = reply["ce"][-1]
+        self._report.from_noise_ce = ce if math.isfinite(ce) else None
         self._report.touch()
         log.info(
             "round.evaluated",
@@ -184,9 +199,12 @@ class Worker:
             version = held[group]
             base = Base(version.version, version.digest, version.steps, version.norms)
             update = decode_vector(trained["updates"][group], "float32")
-            submissions[group] = self._contributors[group].prepare(
-                round, base, update, trained["steps"], trained["tokens"], secrets.token_bytes(16)
-            )
+            try:
+                submissions[group] = self._contributors[group].prepare(
+                    round, base, update, trained["steps"], trained["tokens"], secrets.token_bytes(16)
+                )
+            except ValueError as error:  # not finite: it is never submitted
+                raise TrainerFailed(str(error)) from error
         results = await asyncio.gather(*(self._deliver(round, item) for item in submissions.values()))
         deliveries = dict(zip(submissions, results, strict=True))
         self._report.round = round
@@ -227,6 +245,9 @@ class Worker:
             for task in pushed:
                 task.cancel()
             await asyncio.gather(*pushed, return_exceptions=True)
+            for delivery in deliveries.values():
+                if delivery is not None and delivery.link is not None:
+                    delivery.link.abort()  # also of a task that was cancelled before it began
         self._report.touch()
 
     def _waiting_for(self, round: int) -> list[str]:
@@ -247,12 +268,26 @@ class Worker:
             remedy="a faster device, more --threads, a faster link, or a run with a longer period",
         )
 
+    async def _save(self) -> None:
+        """Keep the optimiser's state. A disk that is full costs the moments at the next start, no more."""
+        try:
+            await self._trainer.request(Save(), LOAD_SECONDS)
+        except TrainerFailed as error:
+            log.error("trainer.not_saved", cause=error.problem)
+            if not self._trainer.is_running:
+                raise
+
     async def _restart_trainer(self) -> None:
-        self._loaded.clear()
+        """Whatever keeps it from starting may pass: text on a disk that is away, a GPU, memory."""
         try:
             await self._trainer.start()
-        except TrainerFailed as error:
-            log.error("trainer.not_restarted", cause=error.problem)
+        except (SpheroidError, OSError) as error:
+            self._report.note = f"no trainer: {error}"
+            self._report.touch()
+            log.error("trainer.not_restarted", cause=str(error))
+            await asyncio.sleep(PAUSE_SECONDS)
+        else:
+            self._report.note = ""
 
     def _now(self) -> float:
         return self._client.dht.time()

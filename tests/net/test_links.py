@@ -337,6 +337,12 @@ async def test_a_server_that_says_nothing_is_given_up(bob, alice, run) -> None:
     server.close()
 
 
+@pytest.mark.parametrize("host", ["a..b", "x" * 70, "node\x00.example"])
+async def test_a_host_that_is_no_name_is_a_link_that_failed(bob, alice, run, host) -> None:
+    with pytest.raises(LinkFailed):
+        await dial(HopAddress(peer=bob.peer, host=host, port=1), alice, run.run_id, "hop", Traffic(), 5.0)
+
+
 async def test_nobody_listens(bob, alice, run) -> None:
     address = HopAddress(peer=alice.peer, host="127.0.0.1", port=1)
     with pytest.raises(LinkFailed, match="refused"):

@@ -75,7 +75,9 @@ class MemoryDirectory:
     async def publish_manifest(self, group: str, sealed: bytes) -> None:
         self._world.manifests.setdefault(group, {})[self._peer] = sealed
 
-    async def newest_manifest(self, group: str) -> tuple[str, Manifest, bytes] | None:
+    async def newest_manifest(
+        self, group: str, elements: int | None = None
+    ) -> tuple[str, Manifest, bytes] | None:
         sealed = self._world.manifests.get(group, {})
         chosen = choose([Manifest.unseal(value) for value in sealed.values()])
         return None if chosen is None else (*chosen, sealed[chosen[0]])

@@ -10,15 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spheroid_node.node.collecting import owns
+from spheroid_node.node.collecting import Collector, owns
+from spheroid_node.node.versions import Held
 from spheroid_node.rounds.collection import Base
 from spheroid_node.rounds.contribution import Contributor, Submission
 from spheroid_node.rounds.election import ranking
 from spheroid_node.wire.codes import Reason, Verdict
-from spheroid_node.wire.messages import Manifest
-from spheroid_node.wire.tensors import Vector
+from spheroid_node.wire.messages import Manifest, UpdateOutcome
+from spheroid_node.wire.tensors import Vector, payload_digest, vector_digest
 
-from .conftest import Peer, World
+from .conftest import MemoryDirectory, Peer, World
 
 GROUP = "block-0"
 
@@ -149,8 +150,6 @@ async def test_an_update_that_is_not_finite_is_refused_and_the_version_stands(
     async with peers(world, tmp_path, (0,)) as (one,):
         good = submission(one, 1.0)
         bad = np.full(good.header.elements, np.nan, dtype="<f2").tobytes()
-        from spheroid_node.wire.tensors import payload_digest
-
         header = good.header.model_copy(update={"digest": payload_digest(bad)})
         delivery = await one.submitter.deliver(Submission(header, bad), [one.id], world.records)
         assert delivery is not None
@@ -212,3 +211,69 @@ async def test_a_manifest_that_is_pushed_must_hold(world: World, tmp_path: Path,
             forged = manifest.model_copy(update={"digest": bytes(32)})
             held = await two.sync.follow(two.id, forged.seal(two.client.identity.key))
         assert held.version == 0
+
+
+async def test_a_version_that_is_not_finite_is_not_followed(world: World, tmp_path: Path) -> None:
+    async with peers(world, tmp_path, (0, 0)) as (one, two):
+        vector = one.store.newest(GROUP).vector.copy()
+        vector[7] = np.inf
+        manifest = Manifest(
+            run=world.run.run_id, group=GROUP, round=0, version=1, parent=bytes(32),
+            digest=vector_digest(vector), elements=len(vector), rank=0, steps=1,
+            updates=[
+                UpdateOutcome(peer=one.id, digest=bytes(32), tokens=1, norm=1.0, verdict=Verdict.ACCEPTED)
+            ],
+        )  # fmt: skip
+        sealed = manifest.seal(one.client.identity.key)
+        one.store.adopt(Held.of(GROUP, 1, vector, sealed))
+        await MemoryDirectory(world, one.id).publish_manifest(GROUP, sealed)
+        assert (await two.sync.sync(GROUP)).version == 0
+
+
+async def test_a_dht_that_does_not_answer_does_not_empty_the_swarm(world: World, tmp_path: Path) -> None:
+    async with peers(world, tmp_path, (0, 0)) as (one, two):
+        assert set(await one.sync.nodes(fresh=True)) == {one.id, two.id}
+        world.records.clear()
+        assert set(await one.sync.nodes(fresh=True)) == {one.id, two.id}
+
+
+async def test_readings_of_the_swarm_that_are_asked_for_together_are_one(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings = 0
+    read = MemoryDirectory.all_nodes
+
+    async def counted(self: MemoryDirectory, blocks: int) -> object:
+        nonlocal readings
+        readings += 1
+        await asyncio.sleep(0.05)
+        return await read(self, blocks)
+
+    monkeypatch.setattr(MemoryDirectory, "all_nodes", counted)
+    async with peers(world, tmp_path, (0,)) as (one,):
+        await asyncio.gather(*(one.sync.nodes(fresh=True) for _ in range(20)))
+        assert readings <= 2
+
+
+async def test_an_aggregator_that_restarts_makes_no_second_version_of_a_round(
+    world: World, tmp_path: Path
+) -> None:
+    async with peers(world, tmp_path, (0,)) as (one,):
+        await one.submitter.deliver(submission(one, 1.0), [one.id], world.records)
+        await until(lambda: one.store.newest(GROUP).version == 1)
+        again = Collector(one.client, one.store, one.sync, one.groups, tmp_path)
+        sent = submission(one, 1.0)  # of the same round, from its version
+        receipt = await again.submit(sent.header.seal(one.client.identity.key), sent.payload)
+        assert receipt.verdict is Verdict.LATE
+
+
+async def test_a_clock_that_was_ahead_does_not_keep_a_node_from_collecting(
+    world: World, tmp_path: Path
+) -> None:
+    async with peers(world, tmp_path, (0,)) as (one,):
+        world.clock.now = 3610.0
+        await one.submitter.deliver(submission(one, 1.0, round=36), [one.id], world.records)
+        world.clock.now = 10.0
+        delivery = await one.submitter.deliver(submission(one, 1.0, round=0), [one.id], world.records)
+        assert delivery is not None
+        assert delivery.receipt.reason is not Reason.WRONG_ROUND

@@ -5,11 +5,14 @@ import os
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import psutil
 import pytest
 import pytest_asyncio
 import uvloop
+from structlog.testing import capture_logs
 
 from spheroid_node.errors import DataTooShort, TrainerFailed
 from spheroid_node.node.trainer import TrainerProcess
@@ -76,3 +79,19 @@ async def test_the_users_error_is_raised_as_it_is(run: RunSpec, tmp_path: Path) 
     with pytest.raises(DataTooShort, match="Give more text"):
         await trainer.start()
     await trainer.stop()
+
+
+async def test_its_words_become_lines_of_the_log_however_long(run: RunSpec, tmp_path: Path) -> None:
+    trainer = TrainerProcess(configuration(run, tmp_path, "abc"))
+    stderr = asyncio.StreamReader(limit=100)
+    trainer._process = cast(Any, SimpleNamespace(stderr=stderr))
+    for line in (b"x" * 500, b"a warning of a library", b'{"event": "step", "level": "info", "loss": 1}'):
+        stderr.feed_data(line + b"\n")
+    stderr.feed_eof()
+    with capture_logs() as logs:
+        async with asyncio.timeout(10):
+            await trainer._relay_log()
+    assert logs[-2:] == [
+        {"event": "trainer.said", "line": "a warning of a library", "log_level": "warning"},
+        {"event": "step", "loss": 1, "log_level": "info"},
+    ]

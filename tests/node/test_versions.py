@@ -50,12 +50,15 @@ def test_the_last_two_versions_are_kept_in_memory_and_on_disk(run: RunSpec, tmp_
 
 
 def test_a_version_of_a_fork_that_lost_makes_way(run: RunSpec, tmp_path: Path) -> None:
-    store = VersionStore(run, lambda group: tmp_path / group)
-    vector = store.newest(GROUP).vector
-    store.adopt(made(run, 1, vector + 1))
-    store.adopt(made(run, 1, vector + 9))
-    assert store.newest(GROUP).digest == vector_digest(vector + 9)
-    assert VersionStore(run, lambda group: tmp_path / group).newest(GROUP).digest == vector_digest(vector + 9)
+    vector = VersionStore(run).newest(GROUP).vector
+    forks = [made(run, 1, vector + 1), made(run, 1, vector + 9)]
+    better = min(forks, key=lambda held: held.digest)
+    for order in (forks, forks[::-1]):
+        store = VersionStore(run, lambda group: tmp_path / group)
+        for held in order:
+            store.adopt(held)
+        assert store.newest(GROUP).digest == better.digest
+        assert VersionStore(run, lambda group: tmp_path / group).newest(GROUP).digest == better.digest
 
 
 def test_a_damaged_file_is_passed_over(run: RunSpec, tmp_path: Path) -> None:
@@ -68,17 +71,35 @@ def test_a_damaged_file_is_passed_over(run: RunSpec, tmp_path: Path) -> None:
     assert VersionStore(run, lambda group: tmp_path / group).newest(GROUP).version == 1
 
 
-def test_a_disk_that_is_full_costs_nothing_but_the_file(
+def test_a_full_disk_costs_only_the_files_that_did_not_fit(
     run: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("spheroid_node.node.versions.write_version", full)
     store = VersionStore(run, lambda group: tmp_path / group)
-    store.adopt(made(run, 1, store.newest(GROUP).vector + 1))
-    assert store.newest(GROUP).version == 1
-    assert not list((tmp_path / GROUP).iterdir())
+    vector = store.newest(GROUP).vector
+    store.adopt(made(run, 1, vector + 1))
+    with monkeypatch.context() as patch:
+        patch.setattr("spheroid_node.node.versions.write_version", full)
+        for version in (2, 3, 4):
+            store.adopt(made(run, version, vector + version))
+    assert store.newest(GROUP).version == 4, "it is served and trained from memory"
+    assert VersionStore(run, lambda group: tmp_path / group).newest(GROUP).version == 1, (
+        "the last that fitted"
+    )
+    store.adopt(made(run, 5, vector + 5))
+    assert VersionStore(run, lambda group: tmp_path / group).newest(GROUP).version == 5
+
+
+def test_what_comes_late_does_not_replace_what_is_newer(run: RunSpec, tmp_path: Path) -> None:
+    store = VersionStore(run, lambda group: tmp_path / group)
+    vector = store.newest(GROUP).vector
+    newer = made(run, 6, vector + 6)
+    assert store.adopt(newer) is newer
+    assert store.adopt(made(run, 5, vector + 5)) is newer
+    assert store.newest(GROUP) is newer
+    assert [path.name for path in (tmp_path / GROUP).iterdir()] == ["00000006.safetensors"]
 
 
 def test_a_manifest_must_fit_its_parameters(run: RunSpec) -> None:

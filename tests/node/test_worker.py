@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
-from spheroid_node.errors import TrainerFailed
+from spheroid_node.errors import DataMissing, TrainerFailed
 from spheroid_node.model.parameters import elements
 from spheroid_node.node.report import Report
 from spheroid_node.node.worker import Worker
 from spheroid_node.rounds.slots import Slots
 from spheroid_node.run import RunSpec
-from spheroid_node.training.trainer_protocol import Evaluate, Load, Train
+from spheroid_node.training.trainer_protocol import Evaluate, Load, Save, Train
 from spheroid_node.wire.codes import Verdict
 from spheroid_node.wire.messages import Manifest, Message
 
@@ -34,30 +34,42 @@ class RunningClock:
 
 
 class EagerTrainer:
-    """Reaches the run's limit of steps in no time; dies when it is told to."""
+    """Reaches the run's limit of steps in no time; fails when it is told to."""
 
     def __init__(self, run: RunSpec, groups: tuple[str, ...]) -> None:
         self._run, self._groups = run, groups
-        self.dies_at: set[int] = set()
+        self.fails_at: set[int] = set()
+        self.dies = True
+        self.errors: dict[type[Message] | str, list[Exception]] = {}
+        """What the next requests of a kind, and the next starts, raise."""
+        self.spoilt_rounds: set[int] = set()
         self.starts = 0
+        self.is_running = True
         self.loaded: list[tuple[str, int]] = []
         self.rounds: list[int] = []
 
     async def start(self) -> None:
         self.starts += 1
+        if self.errors.get("start"):
+            raise self.errors["start"].pop()
+        self.is_running = True
 
     async def request(self, request: Message, timeout: float) -> dict[str, Any]:
         await asyncio.sleep(0)
+        if self.errors.get(type(request)):
+            raise self.errors[type(request)].pop()
         if isinstance(request, Load):
             self.loaded.append((request.group, request.version))
         if isinstance(request, Evaluate):
             return {"ce": [2.5]}
         if isinstance(request, Train):
             self.rounds.append(request.round)
-            if request.round - self.rounds[0] in self.dies_at:
-                self.dies_at.clear()
-                raise TrainerFailed("it died while asked to train")
-            updates = {g: np.full(elements(self._run, g), 0.5, "<f4").tobytes() for g in self._groups}
+            if request.round - self.rounds[0] in self.fails_at:
+                self.fails_at.clear()
+                self.is_running = not self.dies
+                raise TrainerFailed("it failed when asked to train")
+            value = np.nan if request.round - self.rounds[0] in self.spoilt_rounds else 0.5
+            updates = {g: np.full(elements(self._run, g), value, "<f4").tobytes() for g in self._groups}
             return {
                 "steps": 4, "tokens": 32, "seconds": 0.01, "loss": 2.0, "step_seconds": 0.001,
                 "updates": updates,
@@ -73,11 +85,15 @@ def quick(run: RunSpec) -> World:
     return world
 
 
-async def worked(world: World, tmp_path: Path, trainer_dies_at: set[int], versions: int) -> Any:
+async def worked(
+    world: World, tmp_path: Path, fails_at: set[int], versions: int, dies: bool = True, **more: Any
+) -> Any:
     """Run one worker until its block has that many versions; what it did."""
     peer = Peer(world, 0, tmp_path)
     trainer = EagerTrainer(world.run, peer.groups)
-    trainer.dies_at = trainer_dies_at
+    trainer.fails_at, trainer.dies = fails_at, dies
+    for name, value in more.items():
+        setattr(trainer, name, value)
     report = Report(0, "cpu")
     worker = Worker(peer.client, 0, peer.store, peer.sync, peer.submitter, cast(Any, trainer), report)
     await peer.start()
@@ -113,13 +129,44 @@ async def test_a_worker_that_is_done_early_waits_for_its_slot(quick: World, tmp_
     assert (report.tokens_per_second, report.train_loss, report.from_noise_ce) == (3200.0, 2.0, 2.5)
 
 
-async def test_a_trainer_that_dies_costs_the_round_it_dies_in(
+@pytest.mark.parametrize("dies", [True, False])
+async def test_a_trainer_that_fails_costs_a_round_at_most(
+    quick: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies: bool
+) -> None:
+    monkeypatch.setattr("spheroid_node.node.worker.RESTART_SECONDS", 0.01)
+    trainer, _, seen = await worked(quick, tmp_path, {2}, 5, dies)
+    assert trainer.starts == dies, "one that still answers is not started again"
+    rounds = [manifest.round for _, manifest in seen]
+    assert rounds[-1] > trainer.rounds[0] + 2
+    assert len(range(rounds[0], rounds[-1] + 1)) - len(rounds) <= 1
+
+
+async def test_an_update_that_is_not_finite_is_never_submitted(
     quick: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spheroid_node.node.worker.RESTART_SECONDS", 0.01)
-    trainer, _, seen = await worked(quick, tmp_path, {2}, 4)
-    assert trainer.starts == 1
-    lost = trainer.rounds[0] + 2
-    assert lost not in [manifest.round for _, manifest in seen]
-    assert seen[-1][1].round > lost
-    assert seen[-1][1].version >= 3
+    with capture_logs() as logs:
+        trainer, _, seen = await worked(quick, tmp_path, set(), 3, spoilt_rounds={1})
+    assert trainer.rounds[0] + 1 not in [manifest.round for _, manifest in seen]
+    receipts = [entry for entry in logs if entry["event"] == "round.receipt"]
+    assert {entry["verdict"] for entry in receipts} == {"accepted"}
+
+
+async def test_a_trainer_that_cannot_start_is_tried_again(
+    quick: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spheroid_node.node.worker.RESTART_SECONDS", 0.01)
+    monkeypatch.setattr("spheroid_node.node.worker.PAUSE_SECONDS", 0.01)
+    away: list[Exception] = [OSError("no memory"), DataMissing("text", "it is away")]
+    errors = {"start": away, Load: [TrainerFailed("it is dead")] * 5}
+    trainer, report, _ = await worked(quick, tmp_path, set(), 2, errors=errors)
+    assert trainer.starts >= 3
+    assert report.note == ""
+
+
+async def test_moments_that_cannot_be_saved_cost_nothing_now(quick: World, tmp_path: Path) -> None:
+    errors = {Save: [TrainerFailed("no space left")] * 2}
+    trainer, _, seen = await worked(quick, tmp_path, set(), 3, errors=errors)
+    assert trainer.starts == 0
+    rounds = [manifest.round for _, manifest in seen]
+    assert rounds == list(range(rounds[0], rounds[0] + len(rounds)))
