@@ -6,17 +6,20 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from spheroid_node.net.directory import Directory
 from spheroid_node.node.collecting import Collector, owns
 from spheroid_node.node.versions import Held
 from spheroid_node.rounds.collection import Base
 from spheroid_node.rounds.contribution import Contributor, Submission
 from spheroid_node.rounds.election import ranking
-from spheroid_node.wire.codes import Reason, Verdict
-from spheroid_node.wire.messages import Manifest, UpdateOutcome
+from spheroid_node.run import RunSpec
+from spheroid_node.wire.codes import Reason, Verdict, WireError
+from spheroid_node.wire.messages import Manifest, Proceed, Update, UpdateOutcome
 from spheroid_node.wire.tensors import Vector, payload_digest, vector_digest
 
 from .conftest import MemoryDirectory, Peer, World
@@ -274,6 +277,48 @@ async def test_a_clock_that_was_ahead_does_not_keep_a_node_from_collecting(
         world.clock.now = 3610.0
         await one.submitter.deliver(submission(one, 1.0, round=36), [one.id], world.records)
         world.clock.now = 10.0
-        delivery = await one.submitter.deliver(submission(one, 1.0, round=0), [one.id], world.records)
+        await until(lambda: one.store.newest(GROUP).version == 1)
+        delivery = await one.submitter.deliver(submission(one, 1.0, round=1), [one.id], world.records)
         assert delivery is not None
-        assert delivery.receipt.reason is not Reason.WRONG_ROUND
+        assert delivery.receipt.verdict is Verdict.ACCEPTED
+
+
+async def test_an_update_comes_from_its_author(world: World, tmp_path: Path) -> None:
+    async with peers(world, tmp_path, (0, 0)) as (one, two):
+        replayed = submission(one, 1.0).header.seal(one.client.identity.key)
+        link = await two.client.dial(one.address, "round")
+        await link.send(Update(header=replayed))
+        with pytest.raises(WireError, match="not-authentic"):
+            await link.expect(Proceed, timeout=10)
+        await link.close()
+
+
+async def test_a_manifest_of_a_peer_that_the_run_does_not_allow_is_not_followed(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with peers(world, tmp_path, (0, 0)) as (one, two):
+        await one.submitter.deliver(submission(one, 1.0), [one.id], world.records)
+        world.clock.now = 80.0
+        await until(lambda: one.store.newest(GROUP).version == 1)
+        sealed = one.store.newest(GROUP).sealed
+        with monkeypatch.context() as patch:
+            patch.setattr(RunSpec, "allows", lambda run, peer: peer != one.id)
+            assert (await two.sync.follow(one.id, sealed)).version == 0
+        assert (await two.sync.follow(one.id, sealed)).version == 1
+
+
+async def test_replicas_that_the_run_does_not_allow_are_left_out(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = [Peer(world, 0, tmp_path / str(number)) for number in range(2)]
+    for peer in members:
+        peer.announce()
+
+    class MemoryDht:
+        async def get(self, key: str) -> dict[str, bytes]:
+            return {peer: record.pack() for peer, record in world.records.items()}
+
+    directory = Directory(cast(Any, MemoryDht()), world.run)
+    assert set(await directory.nodes(0)) == {peer.id for peer in members}
+    monkeypatch.setattr(RunSpec, "allows", lambda run, peer: peer == members[0].id)
+    assert set(await directory.nodes(0)) == {members[0].id}
