@@ -11,12 +11,13 @@ import numpy as np
 from spheroid_node.wire.codes import ErrorCode, WireError
 from spheroid_node.wire.tensors import (
     CHUNK_BYTES,
-    DTYPES,
     Vector,
     chunk_hash,
     decode_vector,
     digest_of_hashes,
     encoded_size,
+    parts,
+    unit_bytes,
 )
 
 
@@ -33,7 +34,8 @@ class PayloadFacts:
 class PayloadMeter:
     """Takes the measure of a payload while its chunks arrive, so that it is read once.
 
-    ``size`` is the payload's length in bytes; None takes what comes.
+    ``size`` is the payload's length in bytes; None takes what comes. A chunk may end anywhere in an element
+    or a block: what it cuts is kept until the next one comes.
     """
 
     def __init__(self, dtype: str, size: int | None = None) -> None:
@@ -41,6 +43,7 @@ class PayloadMeter:
         self._expected = size
         self._size = 0
         self._hashes: list[bytes] = []
+        self._cut = bytearray()
         self._square = 0.0
 
     @property
@@ -55,21 +58,30 @@ class PayloadMeter:
     def feed(self, chunk: bytes | memoryview) -> None:
         """Raise :class:`WireError` (malformed) unless the payload is cut as wire.tensors.chunks cuts it."""
         room = CHUNK_BYTES if self._expected is None else min(CHUNK_BYTES, self._expected - self._size)
-        whole = len(chunk) % DTYPES[self._dtype].itemsize == 0
-        if len(chunk) > room or not whole or (self._expected is not None and len(chunk) < room):
+        if len(chunk) > room or (self._expected is not None and len(chunk) < room):
             raise WireError(
                 ErrorCode.MALFORMED, f"chunk {self.count} of {len(chunk)} bytes, expected {room} at most"
             )
-        values = decode_vector(chunk, self._dtype).astype(np.float64)
-        # Squares of float32 values cannot overflow float64, so this is finite exactly if all values are.
-        self._square += float(values @ values)
         self._hashes.append(chunk_hash(chunk))
         self._size += len(chunk)
+        self._cut += chunk
+        whole = len(self._cut) - len(self._cut) % unit_bytes(self._dtype)
+        self._square += _square(self._cut[:whole], self._dtype)
+        del self._cut[:whole]
 
     def facts(self) -> PayloadFacts:
-        finite = isfinite(self._square)
-        norm = sqrt(self._square) if finite else inf
-        return PayloadFacts(self._size, digest_of_hashes(self._hashes), norm, finite)
+        """Raise :class:`WireError` (malformed) if the payload ends in the middle of an element."""
+        square = self._square + _square(self._cut, self._dtype)
+        finite = isfinite(square)
+        return PayloadFacts(
+            self._size, digest_of_hashes(self._hashes), sqrt(square) if finite else inf, finite
+        )
+
+
+def _square(data: bytearray, dtype: str) -> float:
+    """Squared norm. Float32 squared cannot overflow float64: it is finite exactly if all values are."""
+    values = decode_vector(data, dtype).astype(np.float64)
+    return float(values @ values)
 
 
 def payload_facts(chunks: Iterable[bytes | memoryview], dtype: str) -> PayloadFacts:
@@ -107,13 +119,9 @@ class Accumulator:
             payload += chunk
         if len(payload) != size:
             raise ValueError(f"update of {len(payload)} bytes, expected {size}")
-        step = CHUNK_BYTES // DTYPES[dtype].itemsize
-        for start in range(0, len(self._sum), step):
-            end = min(start + step, len(self._sum))
-            values = np.frombuffer(
-                payload, DTYPES[dtype], count=end - start, offset=encoded_size(start, dtype)
-            )
-            self._sum[start:end] += np.float32(weight * scale) * values.astype(np.float32)
+        for part in parts(len(self._sum)):
+            encoded = payload[encoded_size(part.start, dtype) : encoded_size(part.stop, dtype)]
+            self._sum[part] += np.float32(weight * scale) * decode_vector(encoded, dtype)
         self._weight += weight
 
     def mean(self) -> Vector:

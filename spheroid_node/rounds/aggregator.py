@@ -13,7 +13,7 @@ The network's part is only to carry envelopes and chunks, and to sign receipts a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from spheroid_node.rounds.aggregation import Accumulator, PayloadFacts, PayloadMeter, next_version
@@ -90,13 +90,21 @@ class Aggregator:
         weight, scale = self.collection.weight(offer.author), self.collection.scale(offer.author)
         self._accumulator.add(chunks, offer.header.dtype, weight, scale)
 
-    def close(self, base_vector: Vector, rank: int) -> NewVersion | None:
-        """End the round; ``rank`` is this peer's place in the ranking. None if nothing was accepted."""
+    def close(
+        self,
+        base_vector: Vector,
+        rank: int,
+        step: Callable[[Vector, Vector], Vector] = next_version,
+    ) -> NewVersion | None:
+        """End the round; ``rank`` is this peer's place in the ranking. None if nothing was accepted.
+
+        ``step`` makes the next version of the base and the mean update; nodes know ``average`` alone.
+        """
         collection = self.collection
         collection.close()
         if self._accumulator is None or not collection.accepted():
             return None
-        vector = next_version(base_vector, self._accumulator.mean())
+        vector = step(base_vector, self._accumulator.mean())
         self._accumulator = None
         manifest = Manifest(
             run=collection.run_id,

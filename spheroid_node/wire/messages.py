@@ -145,7 +145,7 @@ class UpdateHeader(Signed):
     """Bytes trained on: the weight of the update in the average."""
     norm: Annotated[Finite, Field(ge=0)]
     """L2 norm of the update before compression."""
-    dtype: Literal["fp16", "float32"]
+    dtype: Literal["fp16", "int8", "float32"]
     elements: Count
     digest: Digest
     """Payload digest of the compressed bytes."""

@@ -19,6 +19,20 @@ Vector = NDArray[np.float32]
 """The parameters of a group, flattened: shape (elements,), float32."""
 
 DTYPES: dict[str, np.dtype[Any]] = {"float32": np.dtype("<f4"), "fp16": np.dtype("<f2")}
+"""Of tensors. A parameter vector may also be ``int8``, in blocks."""
+
+INT8_ELEMENTS = 4096
+INT8_BLOCK = np.dtype([("scale", "<f4"), ("values", "i1", INT8_ELEMENTS)])
+"""Elements that share a scale: element i is values[i] · scale. The last block of a vector may be short."""
+
+SCALE_BYTES = 4
+MAX_SCALE = np.nextafter(np.finfo(np.float32).max / np.float32(127), np.float32(0))
+"""The largest scale whose 127-fold is finite."""
+
+MIN_SCALE = np.finfo(np.float32).tiny
+"""2⁻¹²⁶: below it float32 is subnormal, and a scale would be off by more than its rounding."""
+
+PART_ELEMENTS = 64 * INT8_ELEMENTS
 CHUNK_BYTES = 1024 * 1024
 DIGEST_BYTES = 32
 MAX_DIMENSIONS = 4
@@ -56,26 +70,77 @@ def unpack_tensor(fields: Any, shape: tuple[int | None, ...]) -> Vector:
     return np.asarray(np.frombuffer(data, dtype=dtype).reshape(sent), dtype=np.float32)
 
 
+def parts(elements: int) -> Iterator[slice]:
+    """A vector in parts that are encoded and decoded on their own, so that large ones need little memory."""
+    for start in range(0, elements, PART_ELEMENTS):
+        yield slice(start, min(start + PART_ELEMENTS, elements))
+
+
 def encode_vector(vector: Vector, dtype: str) -> bytes:
-    """A parameter vector as bytes. ``fp16`` halves the size and clamps at ±65504."""
+    """A parameter vector as bytes.
+
+    ``fp16`` halves the size and clamps at ±65504. ``int8`` takes a quarter: in blocks of 4096 elements, a
+    scale of max |x| / 127 and the nearest multiples of it, so no element is off by more than half a scale.
+    A block whose scale would be below 2⁻¹²⁶ becomes zeros; one with a NaN becomes NaN.
+    """
+    if dtype == "int8":
+        return b"".join(_to_int8(vector[part]) for part in parts(len(vector)))
     if dtype == "fp16":
         vector = np.clip(vector, -FP16_MAX, FP16_MAX)
     return vector.astype(DTYPES[dtype]).tobytes()
 
 
-def decode_vector(data: bytes | memoryview, dtype: str) -> Vector:
-    """Inverse of :func:`encode_vector`, for a whole vector or a chunk of whole elements.
+def decode_vector(data: bytes | bytearray | memoryview, dtype: str) -> Vector:
+    """Inverse of :func:`encode_vector`, for a whole vector or for consecutive units of one.
 
-    Raises :class:`WireError` (malformed) when an element is cut.
+    An ``int8`` block with a negative scale means nothing and becomes NaN. Raises :class:`WireError`
+    (malformed) when an element is cut, or a block has no values.
     """
+    if dtype == "int8":
+        return _from_int8(data)
     if len(data) % DTYPES[dtype].itemsize:
         raise WireError(ErrorCode.MALFORMED, f"{len(data)} bytes are no whole number of {dtype} elements")
     return np.asarray(np.frombuffer(data, dtype=DTYPES[dtype]), dtype=np.float32)
 
 
+def unit_bytes(dtype: str) -> int:
+    """Bytes of an element, or of a block: what of an encoded vector can be decoded on its own."""
+    return INT8_BLOCK.itemsize if dtype == "int8" else DTYPES[dtype].itemsize
+
+
 def encoded_size(elements: int, dtype: str) -> int:
     """Bytes of an encoded vector of ``elements``."""
+    if dtype == "int8":
+        return elements + _int8_blocks(elements) * SCALE_BYTES
     return elements * DTYPES[dtype].itemsize
+
+
+def _int8_blocks(elements: int) -> int:
+    return -(-elements // INT8_ELEMENTS)
+
+
+def _to_int8(vector: Vector) -> bytes:
+    blocks = np.empty(_int8_blocks(len(vector)), dtype=INT8_BLOCK)
+    padded = np.zeros((len(blocks), INT8_ELEMENTS), dtype=np.float32)
+    padded.reshape(-1)[: len(vector)] = vector
+    scale = np.minimum(np.abs(padded).max(axis=1) / np.float32(127), MAX_SCALE)
+    scale[scale < MIN_SCALE] = 0
+    divisor = np.where(scale > 0, scale, np.inf)[:, None]
+    with np.errstate(invalid="ignore"):
+        multiples = np.rint(padded / divisor)
+    blocks["scale"] = scale
+    blocks["values"] = np.nan_to_num(multiples, copy=False, nan=0.0, posinf=127.0, neginf=-127.0)
+    return blocks.tobytes()[: encoded_size(len(vector), "int8")]
+
+
+def _from_int8(data: bytes | bytearray | memoryview) -> Vector:
+    if 0 < len(data) % INT8_BLOCK.itemsize <= SCALE_BYTES:
+        raise WireError(ErrorCode.MALFORMED, f"{len(data)} bytes of int8 end in a block without values")
+    blocks = np.frombuffer(bytes(data) + bytes(-len(data) % INT8_BLOCK.itemsize), dtype=INT8_BLOCK)
+    scale = np.where(blocks["scale"] >= 0, blocks["scale"], np.float32(np.nan))
+    with np.errstate(invalid="ignore", over="ignore"):
+        vector: Vector = (scale[:, None] * blocks["values"]).reshape(-1)
+    return vector[: len(data) - len(blocks) * SCALE_BYTES]
 
 
 def chunk_count(size: int) -> int:

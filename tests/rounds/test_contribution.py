@@ -7,10 +7,10 @@ import pytest
 
 from spheroid_node.rounds.collection import Base
 from spheroid_node.rounds.contribution import Contributor, Submission
-from spheroid_node.run import RunSpec
+from spheroid_node.run import RoundSpec, RunSpec
 from spheroid_node.wire.codes import Reason, Verdict
 from spheroid_node.wire.messages import Manifest, Receipt, UpdateOutcome
-from spheroid_node.wire.tensors import decode_vector, payload_digest
+from spheroid_node.wire.tensors import INT8_ELEMENTS, Vector, decode_vector, payload_digest
 
 BASE = Base(version=4, digest=b"b" * 32)
 UPDATE = np.array([1.0, -2.0], dtype=np.float32)
@@ -139,3 +139,54 @@ def test_a_refusal_that_would_come_again_drops_the_update(
 def test_an_unsound_update_is_never_sent(contributor: Contributor, update: Any) -> None:
     with pytest.raises(ValueError, match="2 finite values"):
         send(contributor, update)
+
+
+# --- int8 -----------------------------------------------------------------------------------------
+
+
+def in_int8(run: RunSpec, elements: int) -> Contributor:
+    coarse = run.model_copy(update={"round": RoundSpec(compression="int8")})
+    return Contributor(coarse, "block-0", elements, decay=0.5)
+
+
+def deliver(contributor: Contributor, update: Vector) -> Vector:
+    """Send an update into the next version; what arrived there."""
+    submission = send(contributor, update)
+    assert submission.header.dtype == "int8"
+    assert contributor.settle(manifest(submission.header.digest)) is True
+    return decode_vector(submission.payload, "int8")
+
+
+def test_the_rounding_of_int8_stays_and_goes_with_the_next_update(run: RunSpec) -> None:
+    contributor = in_int8(run, 3)
+    update = np.array([127.0, 3.25, -0.25], dtype=np.float32)
+    assert deliver(contributor, update).tolist() == [127.0, 3.0, 0.0]
+    assert contributor.residual.vector.tolist() == [0.0, 0.25, -0.25]
+    assert contributor.begin_from(np.zeros(3, dtype=np.float32)).tolist() == [0.0, 0.25, -0.25]
+    assert deliver(contributor, update).tolist() == [127.0, 4.0, 0.0]  # 3.5 to the even neighbour
+    assert contributor.residual.vector.tolist() == [0.0, -0.5, -0.5]
+
+
+def test_what_is_too_small_for_int8_arrives_all_the_same(run: RunSpec) -> None:
+    """The first element makes every step 1; the second learns 0.3 a round, which alone rounds to 0."""
+    contributor = in_int8(run, 2)
+    update = np.array([127.0, 0.3], dtype=np.float32)
+    arrived = [deliver(contributor, update)[1] for _ in range(100)]
+    assert set(arrived) == {0.0, 1.0}
+    assert sum(arrived) == pytest.approx(30.0, abs=0.5)
+
+
+def test_what_arrives_in_the_long_run_is_what_was_learnt(run: RunSpec) -> None:
+    elements, rounds = INT8_ELEMENTS + 500, 60
+    contributor, random = in_int8(run, elements), np.random.default_rng(11)
+    learnt, arrived, alone = np.zeros((3, elements))
+    for _ in range(rounds):
+        update = (random.standard_normal(elements) * np.exp(random.normal(0, 1, elements))).astype(np.float32)
+        learnt += update
+        arrived += deliver(contributor, update)
+        alone += deliver(in_int8(run, elements), update)
+        blocks = np.split(np.abs(arrived - learnt), [INT8_ELEMENTS])
+    largest = [np.abs(part).max() for part in np.split(update, [INT8_ELEMENTS])]
+    for error, most in zip(blocks, largest, strict=True):
+        assert error.max() < most / 127  # one step of the last round's int8
+    assert np.abs(alone - learnt).max() > 3 * np.abs(arrived - learnt).max()

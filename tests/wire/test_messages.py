@@ -94,8 +94,8 @@ EVERY_TYPE: dict[type[m.Message], st.SearchStrategy[Any]] = {
 SIGNED: dict[type[m.Signed], st.SearchStrategy[Any]] = {
     m.UpdateHeader: st.builds(
         m.UpdateHeader, run=runs, group=groups, round=counts, base=counts, base_digest=digests,
-        nonce=sessions, steps=counts, tokens=counts, norm=norms, dtype=st.sampled_from(["fp16", "float32"]),
-        elements=counts, digest=digests,
+        nonce=sessions, steps=counts, tokens=counts, norm=norms,
+        dtype=st.sampled_from(["fp16", "int8", "float32"]), elements=counts, digest=digests,
     ),
     m.Receipt: st.builds(
         m.Receipt, run=runs, group=groups, round=counts, update=digests, verdict=st.sampled_from(Verdict),

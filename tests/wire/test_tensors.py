@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+import json
+from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spheroid_node.run import RoundSpec
 from spheroid_node.wire.codes import ErrorCode, WireError
 from spheroid_node.wire.frames import pack, unpack
+from spheroid_node.wire.messages import UpdateHeader
 from spheroid_node.wire.tensors import (
     CHUNK_BYTES,
     FP16_MAX,
+    INT8_ELEMENTS,
+    MAX_SCALE,
+    MIN_SCALE,
+    PART_ELEMENTS,
+    Vector,
     chunk_count,
     chunk_hash,
     chunks,
@@ -23,7 +32,9 @@ from spheroid_node.wire.tensors import (
     encode_vector,
     encoded_size,
     pack_tensor,
+    parts,
     payload_digest,
+    unit_bytes,
     unpack_tensor,
     vector_digest,
 )
@@ -78,6 +89,8 @@ for _ in range(900):
         GOOD | {"dtype": "float64"},
         GOOD | {"dtype": ["float32"]},
         GOOD | {"dtype": None},
+        GOOD | {"dtype": "int8", "data": bytes(6)},
+        GOOD | {"dtype": "int8", "data": bytes(10)},
         GOOD | {"shape": [3, 2]},
         GOOD | {"shape": [6]},
         GOOD | {"shape": [2, 3, 1]},
@@ -137,6 +150,149 @@ def test_fp16_clamps_and_keeps_nan_visible() -> None:
 def test_a_cut_element_is_malformed(dtype: str, size: int) -> None:
     with pytest.raises(WireError, match="malformed"):
         decode_vector(bytes(size), dtype)
+
+
+# --- int8 -----------------------------------------------------------------------------------------
+
+
+def scales(data: bytes, elements: int) -> Vector:
+    """The scale of every element, read from an encoded vector."""
+    each = [np.frombuffer(data, "<f4", 1, at) for at in range(0, len(data), INT8_ELEMENTS + 4)]
+    return np.repeat(np.array(each, dtype=np.float32).ravel(), INT8_ELEMENTS)[:elements]
+
+
+def test_int8_bytes_are_a_scale_and_multiples_of_it() -> None:
+    vector = np.array([127.0, -127.0, 1.0, 0.4, -0.6, 2.5, 3.5], dtype=np.float32)
+    assert encode_vector(vector, "int8") == bytes.fromhex("0000803f 7f 81 01 00 ff 02 04")
+    ends = np.zeros(INT8_ELEMENTS + 2, dtype=np.float32)
+    ends[[0, -1]] = [254.0, -63.5]
+    first, second = bytes.fromhex("00000040 7f") + bytes(INT8_ELEMENTS - 1), bytes.fromhex("0000003f 00 81")
+    assert encode_vector(ends, "int8") == first + second
+    assert decode_vector(first + second, "int8").tolist() == ends.tolist()
+
+
+@pytest.mark.parametrize(
+    ("elements", "size"),
+    [
+        (0, 0),
+        (1, 5),
+        (INT8_ELEMENTS - 1, 4099),
+        (INT8_ELEMENTS, 4100),
+        (INT8_ELEMENTS + 1, 4105),
+        (2 * INT8_ELEMENTS, 8200),
+        (PART_ELEMENTS + 1, 64 * 4100 + 5),
+    ],
+)
+def test_int8_is_as_exact_as_its_scales_at_any_size(elements: int, size: int) -> None:
+    random = np.random.default_rng(elements)
+    vector = (random.standard_normal(elements) * np.exp(random.normal(0, 5, elements))).astype(np.float32)
+    data = encode_vector(vector, "int8")
+    assert len(data) == encoded_size(elements, "int8") == size
+    again = decode_vector(data, "int8")
+    assert again.dtype == np.float32
+    scale = scales(data, elements).astype(np.float64)
+    # The product is rounded to float32, which is 2⁻²⁴ of up to 127 scales.
+    assert np.all(np.abs(again.astype(np.float64) - vector) <= scale * (0.5 + 127 * 2**-23))
+    for start in range(0, elements, INT8_ELEMENTS):
+        block = slice(start, start + INT8_ELEMENTS)
+        assert scale[start] == pytest.approx(np.abs(vector[block]).max() / 127)
+
+
+@given(st.lists(floats32, max_size=50))
+def test_int8_takes_whatever_float32_can_hold(values: list[float]) -> None:
+    vector = np.array(values, dtype=np.float32)
+    data = encode_vector(vector, "int8")
+    again = decode_vector(data, "int8")
+    assert np.isfinite(again).all()
+    # Beyond half a scale is only what lies below the least scale, or above what 127 of the largest reach.
+    clamped = np.clip(vector.astype(np.float64), -127 * MAX_SCALE, 127 * MAX_SCALE)
+    bound = np.maximum(scales(data, len(values)).astype(np.float64) * (0.5 + 127 * 2**-23), 127 * MIN_SCALE)
+    assert np.all(np.abs(again - clamped) <= bound)
+
+
+@pytest.mark.parametrize("values", [[0.0, -0.0, 0.0], [1e-37, -1e-38], [1e-45]])
+def test_int8_sends_zeros_and_what_is_nearly_zero_as_zero_bytes(values: list[float]) -> None:
+    assert encode_vector(np.array(values, dtype=np.float32), "int8") == bytes(4 + len(values))
+
+
+def test_int8_keeps_nan_visible_in_its_block_alone() -> None:
+    vector = np.ones(INT8_ELEMENTS + 2, dtype=np.float32)
+    vector[3] = np.nan
+    again = decode_vector(encode_vector(vector, "int8"), "int8")
+    assert np.isnan(again[:INT8_ELEMENTS]).all()
+    assert again[INT8_ELEMENTS:].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("scale", [-1.0, -1e-45, -np.inf, np.inf, np.nan, 3e38])
+def test_a_scale_that_means_nothing_gives_no_finite_block(scale: float) -> None:
+    hostile = np.array([scale], dtype="<f4").tobytes() + bytes([100] * INT8_ELEMENTS)
+    again = decode_vector(hostile + encode_vector(np.ones(2, dtype=np.float32), "int8"), "int8")
+    assert not np.isfinite(again[:INT8_ELEMENTS]).any()
+    assert again[INT8_ELEMENTS:].tolist() == [1.0, 1.0]
+
+
+def test_int8_reads_the_value_that_no_writer_makes() -> None:
+    assert decode_vector(bytes.fromhex("0000003f 80 7f"), "int8").tolist() == [-64.0, 63.5]
+
+
+def test_an_int8_payload_cut_anywhere_is_shorter_or_malformed() -> None:
+    vector = np.linspace(-1, 1, INT8_ELEMENTS + 3, dtype=np.float32)
+    data = encode_vector(vector, "int8")
+    whole = decode_vector(data, "int8")
+    for cut in range(len(data)):
+        if cut in (1, 2, 3, 4, 4101, 4102, 4103, 4104):
+            with pytest.raises(WireError, match="malformed"):
+                decode_vector(data[:cut], "int8")
+            continue
+        elements = cut - 4 * -(-cut // 4100)
+        np.testing.assert_array_equal(decode_vector(data[:cut], "int8"), whole[:elements])
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_an_int8_vector_or_malformed(data: bytes) -> None:
+    try:
+        vector = decode_vector(data, "int8")
+    except WireError as error:
+        assert error.code is ErrorCode.MALFORMED
+        assert 1 <= len(data) <= 4
+    else:
+        assert encoded_size(len(vector), "int8") == len(data)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "fp16", "int8"])
+def test_parts_of_a_vector_are_encoded_and_decoded_on_their_own(dtype: str) -> None:
+    vector = np.random.default_rng(3).standard_normal(2 * PART_ELEMENTS + 5).astype(np.float32)
+    data = encode_vector(vector, dtype)
+    cut = list(parts(len(vector)))
+    assert [part.stop - part.start for part in cut] == [PART_ELEMENTS, PART_ELEMENTS, 5]
+    assert b"".join(encode_vector(vector[part], dtype) for part in cut) == data
+    bounds = [(encoded_size(part.start, dtype), encoded_size(part.stop, dtype)) for part in cut]
+    assert all(begin % unit_bytes(dtype) == 0 for begin, _ in bounds)
+    decoded = [decode_vector(data[begin:end], dtype) for begin, end in bounds]
+    np.testing.assert_array_equal(np.concatenate(decoded), decode_vector(data, dtype))
+
+
+VECTORS = json.loads(
+    (Path(__file__).parents[2] / "protocols/vectors/payload.json").read_text(encoding="utf-8")
+)
+
+
+@pytest.mark.parametrize("entry", VECTORS, ids=lambda entry: entry["dtype"])
+def test_the_payloads_of_the_protocol(entry: dict[str, Any]) -> None:
+    payload = bytes.fromhex(entry["bytes"])
+    learnt, read = (np.array(entry[name], dtype=np.float32) for name in ("learnt", "read"))
+    assert encode_vector(learnt, entry["dtype"]) == payload
+    assert payload_digest(payload).hex() == entry["digest"]
+    np.testing.assert_array_equal(decode_vector(payload, entry["dtype"]), read)
+
+
+def test_every_compression_has_a_payload() -> None:
+    wanted = get_args(RoundSpec.model_fields["compression"].annotation)
+    assert {entry["dtype"] for entry in VECTORS} == set(wanted)
+    assert set(get_args(UpdateHeader.model_fields["dtype"].annotation)) == set(wanted)
+
+
+# --- chunks and digests ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
