@@ -34,7 +34,7 @@ class _Section(BaseModel):
 
 
 class ModelSpec(_Section):
-    """Shape of the composed model: ``blocks`` blocks of ``layers`` causal transformer layers."""
+    """Shape of the composed model: ``blocks`` blocks of ``layers`` causal layers."""
 
     blocks: Annotated[int, Field(gt=0, le=1024)]
     layers: Annotated[int, Field(gt=0, le=256)]
@@ -43,6 +43,8 @@ class ModelSpec(_Section):
     window: Annotated[int, Field(gt=1, le=65_536)]
     """Positions a layer attends to, and bytes in a training window."""
     mlp_ratio: PositiveInt = 4
+    mixer: Literal["attention", "mlp"] = "attention"
+    """What a layer looks back with: attention (a transformer), or a causal MLP over positions."""
 
     @model_validator(mode="after")
     def _heads_divide_width(self) -> ModelSpec:
@@ -76,9 +78,16 @@ class NoiseSpec(_Section):
 class LearningSpec(_Section):
     """What a block predicts, from what, and which prediction is read out (design.md, section 5)."""
 
-    denoiser: Literal["evidence", "edm"] = "evidence"
+    denoiser: Literal["evidence", "edm", "plain"] = "evidence"
+    """``plain`` has no noise at all: the next-byte loss of an ordinary language model, for comparison."""
     conditioning: Literal["chain", "context"] = "chain"
     readout: Literal["last", "mean"] = "last"
+    lookahead: NonNegativeFloat = 0.0
+    """``chain``: weight of the next block's loss in a block's own, taken through a frozen copy of that block.
+    Its gradient stays on the machine. 0 is none; with ``context`` there is none either."""
+    staggered: bool = True
+    """``chain``: a block is put together with that version of the block before it that it was trained on, one
+    version further back for every block. False: all blocks at their newest."""
 
 
 class TrainingSpec(_Section):
@@ -111,7 +120,7 @@ class RoundSpec(_Section):
     clip_factor: PositiveFloat = 3.0
     """``clipped``: an update longer than this multiple of the median norm is scaled down to it."""
     max_update_norm: PositiveFloat = 1e4
-    compression: Literal["fp16", "float32"] = "fp16"
+    compression: Literal["fp16", "int8", "float32"] = "fp16"
 
     @model_validator(mode="after")
     def _settles_within_period(self) -> RoundSpec:
@@ -165,6 +174,47 @@ class RunSpec(_Section):
         """The groups that a worker of ``block`` trains."""
         groups = (block_group(block), INTERFACE_GROUP)
         return groups if self.interface == "shared" else groups[:1]
+
+    def upstream_blocks(self, block: int) -> tuple[int, ...]:
+        """The blocks whose hidden state a worker of ``block`` computes on frozen copies."""
+        return tuple(range(block)) if self.learning.conditioning == "chain" else ()
+
+    @property
+    def lags(self) -> dict[str, int]:
+        """By group: versions by which a part of the composed model is behind its newest."""
+        return {
+            **dict.fromkeys(self.groups, 0),
+            **{block_group(block): self.lag(block) for block in range(self.model.blocks)},
+        }
+
+    def lag(self, block: int, below: int | None = None) -> int:
+        """Versions that ``block`` is behind its newest, with ``below`` (or the last block) at its own.
+
+        A worker of ``below`` trains its next version on what is behind by one less.
+        """
+        if not self.learning.staggered or self.learning.conditioning != "chain":
+            return 0
+        return max(0, (self.model.blocks - 1 if below is None else below) - block)
+
+    def copy_lag(self, own: int, other: int) -> int:
+        """Versions by which the frozen copy of ``other`` is behind its newest while ``own`` is trained."""
+        return max(0, self.lag(other, own) - 1)
+
+    @property
+    def kept_versions(self) -> int:
+        """Versions of a group that a node must keep: those in use, and one more for what is under way."""
+        return 2 + self.lag(0)
+
+    def ahead_block(self, block: int) -> int | None:
+        """The block through a frozen copy of which a worker of ``block`` looks ahead, if it does."""
+        looks = self.learning.conditioning == "chain" and self.learning.lookahead > 0
+        return block + 1 if looks and block + 1 < self.model.blocks else None
+
+    def copied_groups(self, block: int) -> tuple[str, ...]:
+        """The groups that a worker of ``block`` follows without training them."""
+        ahead = self.ahead_block(block)
+        blocks = self.upstream_blocks(block) if ahead is None else (*self.upstream_blocks(block), ahead)
+        return tuple(block_group(index) for index in blocks)
 
     def allows(self, peer: str) -> bool:
         return self.access == "open" or peer in self.access

@@ -37,7 +37,7 @@ def spec(**changes: Any) -> RunSpec:
 
 def test_the_run_id_is_stable() -> None:
     """A change of this value makes every swarm that exists another swarm."""
-    assert spec().run_id == "562fe29174e4f0c1"
+    assert spec().run_id == "97c977d6e6403338"
 
 
 def test_the_run_id_does_not_depend_on_the_order_of_fields_or_on_what_is_left_out() -> None:
@@ -192,3 +192,35 @@ def test_a_run_file_that_cannot_be_read(tmp_path: Path) -> None:
     for path in (tmp_path / "absent.toml", tmp_path, tmp_path / "binary.toml"):
         with pytest.raises(RunFileInvalid, match=path.name):
             RunSpec.from_toml(path)
+
+
+def deep(blocks: int, **changes: Any) -> RunSpec:
+    return spec(model={**FIELDS["model"], "blocks": blocks}, **changes)
+
+
+def test_a_block_lags_by_its_distance_to_the_last() -> None:
+    run = deep(4)
+    assert [run.lag(block) for block in range(4)] == [3, 2, 1, 0]
+    assert run.lags == {"block-0": 3, "block-1": 2, "block-2": 1, "block-3": 0, "interface": 0}
+    assert run.kept_versions == 5
+    # The newest of the block before makes the next version of the own; what is ahead is never behind.
+    assert [run.copy_lag(2, other) for other in range(4)] == [1, 0, 0, 0]
+
+
+def test_a_chain_that_is_put_together_is_the_one_that_was_trained_on() -> None:
+    """If version v of ``own`` is in the chain, so are the copies that made it from version v − 1."""
+    run = deep(5)
+    newest = 20  # of every block
+    in_chain = {block: newest - run.lag(block) for block in range(5)}
+    for own in range(5):
+        newest_then = in_chain[own] - 1  # every block's, when training for the own version began
+        for other in run.upstream_blocks(own):
+            assert newest_then - run.copy_lag(own, other) == in_chain[other]
+
+
+@pytest.mark.parametrize("learning", [{"staggered": False}, {"conditioning": "context"}])
+def test_without_staggering_nothing_lags(learning: dict[str, object]) -> None:
+    run = deep(4, learning=learning)
+    assert set(run.lags.values()) == {0}
+    assert run.copy_lag(3, 0) == 0
+    assert run.kept_versions == 2

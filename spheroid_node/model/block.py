@@ -6,17 +6,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spheroid_node.model.transformer import KeyValueCache, Layer, rotary_angles
+from spheroid_node.model.cache import PositionCache
+from spheroid_node.model.mixing import MixingLayer
+from spheroid_node.model.transformer import Layer, rotary_angles
 from spheroid_node.run import RunSpec
 
 NOISE_FEATURES = 32
 
 
 class BlockCache:
-    """Key/value caches of all layers of a block for one text."""
+    """What all layers of a block keep of one text."""
 
     def __init__(self, layers: int) -> None:
-        self.layers = [KeyValueCache() for _ in range(layers)]
+        self.layers = [PositionCache() for _ in range(layers)]
 
     @property
     def length(self) -> int:
@@ -62,7 +64,8 @@ class Block(nn.Module):
         self.upstream = nn.Linear(model.width, model.width, bias=False) if chained else None
         self.noisy = nn.Linear(model.width, model.width, bias=False) if reads_noise else None
         self.modulation = Modulation(model.layers, model.width) if reads_noise else None
-        self.layers = nn.ModuleList(Layer(model) for _ in range(model.layers))
+        layer = Layer if model.mixer == "attention" else MixingLayer
+        self.layers = nn.ModuleList(layer(model) for _ in range(model.layers))
         self.out_norm = nn.RMSNorm(model.width)
 
     def new_cache(self) -> BlockCache:
@@ -76,7 +79,7 @@ class Block(nn.Module):
         level_B: Tensor,
         cache: BlockCache | None = None,
     ) -> Tensor:
-        """Hidden state [B, T, width]: ``out_norm`` of it goes to the head, itself to the next block.
+        """Hidden state [B, T, width]: ``out_norm`` of it is the denoiser's F, itself goes to the next block.
 
         ``scaled_noisy_BTD`` is c_in·z and ``level_B`` the noise level; only ``edm`` reads them.
         """

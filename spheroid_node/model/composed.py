@@ -64,7 +64,8 @@ class Hop(nn.Module):
         scaled_BTD = self.denoiser.input_scale(sigma_B)[:, None, None] * noisy_BTD
         level_B = self.denoiser.noise_level(sigma_B)
         hidden_BTD = self.block(self.interface.embedding(tokens_BT), hidden_BTD, scaled_BTD, level_B, cache)
-        return hidden_BTD, self.interface.head(self.block.out_norm(hidden_BTD))
+        estimate_BTD = self.denoiser.estimate(self.block.out_norm(hidden_BTD), noisy_BTD, sigma_B)
+        return hidden_BTD, self.interface.head(estimate_BTD)
 
     def step(
         self, tokens_BT: Tensor, state: ChainState, cache: BlockCache | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 from spheroid_node.model.parameters import Vector, shapes
 from spheroid_node.model.randomness import stream
@@ -18,7 +19,8 @@ def initial_vector(run: RunSpec, group: str) -> Vector:
     """Parameters of ``group`` at version 0: shape [elements], float32.
 
     Matrices are normal with variance 1/fan-in, those that write to the residual stream divided by the depth
-    of a block; head (unless it is frozen) and noise modulation are zero, norms one.
+    of a block; head (unless it is frozen) and noise modulation are zero, norms one. Kernels of the ``mlp``
+    mixer are normal over the first 1, 2, 4, … distances, with variance 1/reach, and zero beyond.
     """
     index = (*(f"block-{block}" for block in range(run.model.blocks)), "interface").index(group)
     parts = []
@@ -29,7 +31,7 @@ def initial_vector(run: RunSpec, group: str) -> Vector:
             parts.append(np.zeros(shape, np.float32))
         else:
             normal = stream(run.seed, index, number).standard_normal(shape, dtype=np.float32)
-            parts.append(normal * np.float32(_deviation(run, name, shape)))
+            parts.append(normal * _deviation(run, name, shape))
     return np.concatenate([part.ravel() for part in parts])
 
 
@@ -39,8 +41,22 @@ def _begins_at_zero(run: RunSpec, name: str) -> bool:
     return head or name.startswith("modulation.out") or name.endswith(".bias")
 
 
-def _deviation(run: RunSpec, name: str, shape: tuple[int, ...]) -> float:
+def _deviation(run: RunSpec, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """Standard deviation of each element, or of all of them."""
     if name == "embedding.weight":
-        return EMBEDDING_SCALE
-    writes_residual = name.endswith(("attention.out.weight", "mlp.2.weight"))
-    return 1 / math.sqrt(shape[1] * (2 * run.model.layers if writes_residual else 1))
+        return np.asarray(EMBEDDING_SCALE, np.float32)
+    if name.endswith("mixing.kernels"):
+        return _kernel_deviation(*shape)
+    writes_residual = name.endswith(("attention.out.weight", "mixing.out.weight", "mlp.2.weight"))
+    return np.asarray(1 / math.sqrt(shape[1] * (2 * run.model.layers if writes_residual else 1)), np.float32)
+
+
+def _kernel_deviation(kernels: int, window: int) -> NDArray[np.float32]:
+    """[kernels, window]: 1/√reach up to the reach of a kernel, which goes round 1, 2, 4, … and ``window``.
+
+    Kernels that all reached over the whole window would begin with the average of the text, and learn slowly
+    what matters most, the last bytes. A step and not a decay, since exp does not round alike everywhere.
+    """
+    scales = (window - 1).bit_length() + 1
+    reach_K1 = np.array([[min(2 ** (kernel % scales), window)] for kernel in range(kernels)])
+    return np.where(np.arange(window) < reach_K1, 1 / np.sqrt(reach_K1), 0).astype(np.float32)

@@ -49,10 +49,13 @@ class NoiseSchedule:
         return self.edges[block + 1]
 
     def block_of(self, sigma: float) -> int:
-        """The block that owns ``sigma``. Raises :class:`ValueError` outside [σ_min, σ_max]."""
+        """The block that owns ``sigma``; an edge belongs to the block that runs there at inference.
+
+        Raises :class:`ValueError` outside [σ_min, σ_max].
+        """
         if not self.edges[-1] <= sigma <= self.edges[0]:
             raise ValueError(f"σ = {sigma} is outside [{self.edges[-1]}, {self.edges[0]}]")
-        return next(block for block in range(self.blocks) if sigma >= self.edges[block + 1])
+        return sum(sigma <= edge for edge in self.edges[1:-1])
 
     def sample(self, block: int, uniform: Tensor) -> Tensor:
         """σ of the training interval by inverse CDF; ``uniform`` in [0, 1), same shape."""

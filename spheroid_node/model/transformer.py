@@ -1,4 +1,4 @@
-"""A causal transformer layer with rotary positions, a banded mask and a key/value cache.
+"""A causal transformer layer with rotary positions and a banded mask.
 
 A position attends to itself and to the ``window − 1`` positions before it, so a text may grow past the
 window and cached inference equals uncached.
@@ -10,41 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from spheroid_node.model.cache import PositionCache
 from spheroid_node.run import ModelSpec
 
 ROTARY_BASE = 10_000.0
-
-
-class KeyValueCache:
-    """Keys and values of the positions a layer has seen: [B, heads, length, head width] each."""
-
-    def __init__(self) -> None:
-        self._keys: Tensor | None = None
-        self._values: Tensor | None = None
-        self.length = 0
-
-    def append(self, keys_BHTK: Tensor, values_BHTK: Tensor) -> tuple[Tensor, Tensor]:
-        """All keys and values including the new ones. Room doubles, so appending is cheap on average."""
-        new = self.length + keys_BHTK.shape[2]
-        if self._keys is None or self._values is None or new > self._keys.shape[2]:
-            room = max(64, 1 << (new - 1).bit_length())
-            self._keys = self._grown(self._keys, keys_BHTK, room)
-            self._values = self._grown(self._values, values_BHTK, room)
-        self._keys[:, :, self.length : new] = keys_BHTK
-        self._values[:, :, self.length : new] = values_BHTK
-        self.length = new
-        return self._keys[:, :, :new], self._values[:, :, :new]
-
-    def truncate(self, length: int) -> None:
-        """Forget every position from ``length`` on."""
-        self.length = min(self.length, length)
-
-    def _grown(self, old: Tensor | None, like_BHTK: Tensor, room: int) -> Tensor:
-        batch, heads, _, head_width = like_BHTK.shape
-        grown = like_BHTK.new_empty(batch, heads, room, head_width)
-        if old is not None:
-            grown[:, :, : self.length] = old[:, :, : self.length]
-        return grown
 
 
 def rotary_angles(start: int, count: int, head_width: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -78,7 +47,7 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(model.width, 3 * model.width, bias=False)
         self.out = nn.Linear(model.width, model.width, bias=False)
 
-    def forward(self, x_BTD: Tensor, angles: tuple[Tensor, Tensor], cache: KeyValueCache | None) -> Tensor:
+    def forward(self, x_BTD: Tensor, angles: tuple[Tensor, Tensor], cache: PositionCache | None) -> Tensor:
         batch, count, width = x_BTD.shape
         q_BHTK, k_BHTK, v_BHTK = (
             self.qkv(x_BTD).view(batch, count, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
@@ -93,6 +62,10 @@ class Attention(nn.Module):
         return self.out(mixed_BHTK.transpose(1, 2).reshape(batch, count, width))  # type: ignore[no-any-return]
 
     def _attend(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
+        if torch.is_autocast_enabled("cpu") and q_BHTK.device.type == "cpu":
+            # On a CPU the backward pass of attention is three times slower in bfloat16 than in float32.
+            with torch.autocast("cpu", enabled=False):
+                return self._attend(q_BHTK.float(), k_BHTK.float(), v_BHTK.float())
         queries, keys = q_BHTK.shape[2], k_BHTK.shape[2]
         if queries == 1:
             return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK)
@@ -107,27 +80,34 @@ class Layer(nn.Module):
 
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
-        inner = model.mlp_ratio * model.width
         self.attention_norm = nn.RMSNorm(model.width)
         self.attention = Attention(model)
         self.mlp_norm = nn.RMSNorm(model.width)
-        self.mlp = nn.Sequential(
-            nn.Linear(model.width, inner, bias=False), nn.GELU(), nn.Linear(inner, model.width, bias=False)
-        )
+        self.mlp = make_mlp(model)
 
     def forward(
         self,
         x_BTD: Tensor,
         angles: tuple[Tensor, Tensor],
-        cache: KeyValueCache | None = None,
+        cache: PositionCache | None = None,
         modulation: tuple[Tensor, ...] | None = None,
     ) -> Tensor:
         """[B, T, width] to the same; ``modulation`` is (scale, shift, scale, shift), each [B, 1, width]."""
-        read = self.attention_norm(x_BTD)
-        if modulation is not None:
-            read = read * (1 + modulation[0]) + modulation[1]
-        x_BTD = x_BTD + self.attention(read, angles, cache)
-        read = self.mlp_norm(x_BTD)
-        if modulation is not None:
-            read = read * (1 + modulation[2]) + modulation[3]
-        return x_BTD + self.mlp(read)  # type: ignore[no-any-return]
+        x_BTD = x_BTD + self.attention(modulated(self.attention_norm(x_BTD), modulation, 0), angles, cache)
+        return x_BTD + self.mlp(modulated(self.mlp_norm(x_BTD), modulation, 1))  # type: ignore[no-any-return]
+
+
+def make_mlp(model: ModelSpec) -> nn.Sequential:
+    """The MLP over channels that every layer has."""
+    inner = model.mlp_ratio * model.width
+    return nn.Sequential(
+        nn.Linear(model.width, inner, bias=False), nn.GELU(), nn.Linear(inner, model.width, bias=False)
+    )
+
+
+def modulated(read_BTD: Tensor, modulation: tuple[Tensor, ...] | None, part: int) -> Tensor:
+    """What part 0 or 1 of a layer reads, under its (scale, shift) of a layer's four."""
+    if modulation is None:
+        return read_BTD
+    scale_B1D, shift_B1D = modulation[2 * part : 2 * part + 2]
+    return read_BTD * (1 + scale_B1D) + shift_B1D
