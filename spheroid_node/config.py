@@ -51,6 +51,10 @@ class NodeConfig(BaseModel):
     data_port: Port = 0
     """TCP port of updates, versions and prompts; 0 is any free one."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    precision: Literal["auto", "float32", "bf16"] = "auto"
+    """What matrices are multiplied in when training; auto: bf16 where the device is faster with it."""
+    compile: bool = False
+    """Have torch.compile translate the training step: needs a C++ compiler, and a minute at the start."""
     threads: Annotated[int, Field(gt=0, le=4096)] | None = None
     """CPU threads of the trainer; None: ``OMP_NUM_THREADS``, else all cores."""
     data: Paths = ()

@@ -246,6 +246,14 @@ class DeviceUnavailable(UsageError):
         )
 
 
+class PrecisionUnavailable(UsageError):
+    def __init__(self, device: str) -> None:
+        super().__init__(
+            f"The device {device} has no arithmetic for bfloat16",
+            "Leave out --precision, or choose float32",
+        )
+
+
 class TrainerFailed(SpheroidError):
     def __init__(self, cause: str) -> None:
         super().__init__(

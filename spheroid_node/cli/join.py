@@ -14,6 +14,7 @@ from spheroid_node.cli.options import (
     listen_options,
     log_option,
     peer_options,
+    speed_options,
     state_option,
     text_options,
 )
@@ -35,7 +36,7 @@ from spheroid_node.config import resolve, with_peers
 @state_option
 @text_options
 @device_option
-@click.option("--threads", type=int, metavar="N", help="CPU threads of the trainer.")
+@speed_options
 @listen_options
 @click.option(
     "--data-port",

@@ -64,6 +64,21 @@ device_option = click.option(
     "--device", metavar="auto|cpu|cuda|mps", help="Where to compute. Default: auto, the fastest there is."
 )
 
+speed_options = combine(
+    click.option("--threads", type=int, metavar="N", help="CPU threads of the trainer."),
+    click.option(
+        "--precision",
+        metavar="auto|float32|bf16",
+        help="What the trainer multiplies matrices in. Default: auto, bf16 where that is faster.",
+    ),
+    click.option(
+        "--compile",
+        is_flag=True,
+        default=None,
+        help="Translate the training step with torch.compile: a minute at the start, faster steps after it.",
+    ),
+)
+
 log_option = click.option(
     "--log-format", metavar="auto|console|json", help="How log lines look. Default: auto, for people."
 )

@@ -215,6 +215,8 @@ def _configuration(
         run=run.pack(),
         block=block,
         device=config.device,
+        precision=config.precision,
+        compiled=config.compile,
         data=list(config.data),
         held_out=list(config.held_out),
         # Each worker draws windows of its own: replicas that saw the same text would learn the same.

@@ -67,6 +67,8 @@ class TrainerProcess:
             "trainer.started",
             pid=self.pid,
             device=self.device,
+            precision=reply["precision"],
+            copied_megabytes=reply["copied_bytes"] / 1e6,
             train_bytes=reply["train_bytes"],
             held_out_bytes=reply["held_out_bytes"],
         )

@@ -1,7 +1,8 @@
 """Local training of one block between two versions (design.md, section 5).
 
-The loss is the block's own; no gradient crosses to another block. In ``chain`` runs the worker holds frozen
-copies of the blocks upstream and runs them for the hidden state that its block receives.
+The loss is the block's own; no gradient crosses to another machine. In ``chain`` runs the worker holds frozen
+copies of the blocks upstream and runs them for the hidden state that its block receives, and one of the block
+after its own if the run looks ahead.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from spheroid_node.model.initial import initial_vector
 from spheroid_node.model.parameters import flatten, unflatten_
 from spheroid_node.model.randomness import stream
 from spheroid_node.run import INTERFACE_GROUP, RunSpec, TrainingSpec, block_group
-from spheroid_node.training.evaluation import chain_ce, mixed_precision
+from spheroid_node.training.device import resolve_precision
+from spheroid_node.training.evaluation import chain_ce
+from spheroid_node.training.frozen import bytes_of, frozen_hop
+from spheroid_node.training.loss import Draw, Noise, block_loss, upstream_hidden
 from spheroid_node.training.optimiser_state import restore_optimiser, save_optimiser
 from spheroid_node.training.text import Text, sample_windows
 from spheroid_node.wire.tensors import Vector
@@ -30,6 +34,9 @@ MAX_SKIPPED_STEPS = 3
 """Non-finite losses in a row after which a round's training ends."""
 
 FINAL_RATE_SHARE = 0.1
+
+TIMED_EVERY = 16
+"""Steps between two measurements of the time upstream: on a GPU each is a wait."""
 
 log = structlog.get_logger()
 
@@ -52,17 +59,8 @@ class TrainOutcome:
     seconds: float
     loss: float
     step_seconds: float
-
-
-@dataclass(frozen=True)
-class Draw:
-    """All that is random in one step."""
-
-    windows_BT: Tensor
-    sigma_B: Tensor
-    noise_BTD: Tensor
-    upstream_noise_BTD: Tensor | None
-    """ε that the chain upstream starts from; None where it does not read z."""
+    upstream_seconds: float
+    """Of these, spent in the frozen blocks upstream; estimated from a sample of the steps."""
 
 
 @dataclass
@@ -85,18 +83,42 @@ class LocalTrainer:
     """
 
     def __init__(
-        self, run: RunSpec, block: int, text: Text, device: str | torch.device = "cpu", worker_seed: int = 0
+        self,
+        run: RunSpec,
+        block: int,
+        text: Text,
+        device: str | torch.device = "cpu",
+        worker_seed: int = 0,
+        precision: str = "float32",
+        compiled: bool = False,
     ) -> None:
+        """``precision``: see :func:`resolve_precision`. ``compiled``: torch.compile translates the step."""
         run.check_block(block)
         self.run, self.block, self.text, self.worker_seed = run, block, text, worker_seed
         self.device = torch.device(device)
+        self.mixed = resolve_precision(precision, self.device)
         self.drawn = 0
         self.hop = Hop(run, block).to(self.device)
-        first = 0 if run.learning.conditioning == "chain" else block
-        self.upstream = [self._frozen_hop(index) for index in range(first, block)]
+        interface = self.hop.interface
+        self.upstream = [
+            frozen_hop(run, index, interface, self.mixed).to(self.device)
+            for index in run.upstream_blocks(block)
+        ]
+        ahead = run.ahead_block(block)
+        self.ahead = None if ahead is None else frozen_hop(run, ahead, interface, self.mixed).to(self.device)
+        copies = [*self.upstream, self.ahead] if self.ahead is not None else self.upstream
+        self.copied_bytes = sum(bytes_of(hop.block) for hop in copies)
+        """What the frozen copies take up."""
+        self._upstream_times: list[float] = []
+        self._untimed = 0
+        self._compiled = compiled
+        self._hidden_of, self._loss_of = upstream_hidden, block_loss
+        if compiled:
+            self._hidden_of = torch.compile(upstream_hidden, dynamic=False)
+            self._loss_of = torch.compile(block_loss, dynamic=False)
         self._modules: dict[str, nn.Module] = {
             INTERFACE_GROUP: self.hop.interface,
-            **{block_group(hop.index): hop.block for hop in (*self.upstream, self.hop)},
+            **{block_group(hop.index): hop.block for hop in (*copies, self.hop)},
         }
         self.groups = run.worker_groups(block)
         self.hop.interface.requires_grad_(INTERFACE_GROUP in self.groups)
@@ -117,8 +139,23 @@ class LocalTrainer:
         if group in self.groups:
             self._loaded[group] = _Loaded(vector.copy(), version, steps)
 
+    def warm_up(self) -> None:
+        """Have torch.compile do its work now, if it is to, and not in the first step of a round.
+
+        Where it fails, for want of a C++ compiler say, the log tells, and training goes on without it.
+        """
+        if not self._compiled:
+            return
+        try:
+            self._losses(self._draw())[0].backward()  # type: ignore[no-untyped-call]
+        except Exception as error:  # torch.compile fails in as many ways as there are tool chains
+            log.warning("trainer.not_compiled", cause=f"{type(error).__name__}: {error}"[:500])
+            self._hidden_of, self._loss_of = upstream_hidden, block_loss
+        self._optimiser.zero_grad(set_to_none=True)
+        self._upstream_times.clear()
+
     def step(self) -> float:
-        """One optimiser step; returns its loss in nats a byte.
+        """One optimiser step; returns the block's own loss in nats a byte.
 
         Raises :class:`NonFiniteLoss` without touching a parameter if loss or gradient is not finite.
         """
@@ -127,10 +164,10 @@ class LocalTrainer:
         for settings in self._optimiser.param_groups:
             loaded = self._loaded[settings["group"]]
             settings["lr"] = learning_rate(self.run.training, loaded.steps + loaded.trained)
-        loss = self._loss(draw)
-        loss.backward()  # type: ignore[no-untyped-call]
+        minimised, own = self._losses(draw)
+        minimised.backward()  # type: ignore[no-untyped-call]
         norm = nn.utils.clip_grad_norm_(self._parameters, self.run.training.clip_norm)
-        value, length = torch.stack((loss.detach(), norm)).tolist()  # one wait for the device, not two
+        value, length = torch.stack((own, norm)).tolist()  # one wait for the device, not two
         finite = math.isfinite(value) and math.isfinite(length)
         if finite:
             self._optimiser.step()
@@ -138,7 +175,7 @@ class LocalTrainer:
                 loaded.trained += 1
         self._optimiser.zero_grad(set_to_none=True)
         if not finite:
-            raise NonFiniteLoss(draw.sigma_B.tolist(), (self.worker_seed, self.block, self.drawn - 1))
+            raise NonFiniteLoss(draw.own.sigma_B.tolist(), (self.worker_seed, self.block, self.drawn - 1))
         return float(value)
 
     def train(self, max_steps: int, should_stop: Callable[[], bool] = lambda: False) -> TrainOutcome:
@@ -148,6 +185,8 @@ class LocalTrainer:
         :class:`NonFiniteLoss` is raised if it had not begun.
         """
         losses: list[float] = []
+        self._upstream_times.clear()
+        self._untimed = 0
         begun, skipped = time.perf_counter(), 0
         while len(losses) < max_steps and not should_stop():
             try:
@@ -161,12 +200,14 @@ class LocalTrainer:
                 if skipped == MAX_SKIPPED_STEPS:
                     break
         seconds, steps = time.perf_counter() - begun, len(losses)
+        upstream = self._upstream_times
         return TrainOutcome(
             steps=steps,
             tokens=steps * self.run.training.batch * self.run.model.window,
             seconds=seconds,
             loss=math.fsum(losses) / steps if steps else math.nan,
             step_seconds=seconds / steps if steps else math.nan,
+            upstream_seconds=steps * math.fsum(upstream) / len(upstream) if upstream else 0.0,
         )
 
     def update(self, group: str) -> Vector:
@@ -174,6 +215,10 @@ class LocalTrainer:
         vector = flatten(self._modules[group])
         vector -= self._loaded[group].vector
         return vector
+
+    def reset_moments(self) -> None:
+        """Forget the optimiser's moments, as a client without state does between two rounds."""
+        self._optimiser.state.clear()
 
     def evaluate(self, windows: Tensor, seed: int = 0) -> list[float]:
         """From-noise cross-entropy (nats a byte) on [count, window + 1] windows, after every block held.
@@ -193,13 +238,6 @@ class LocalTrainer:
         for one of another run, and then nothing has changed.
         """
         self.drawn = restore_optimiser(path, self.run, self.block, self._named_parameters(), self._optimiser)
-
-    def _frozen_hop(self, index: int) -> Hop:
-        hop = Hop(self.run, index, interface=self.hop.interface).to(self.device)
-        hop.block.requires_grad_(False)
-        if self.device.type == "cuda":
-            hop.block.to(torch.bfloat16)
-        return hop
 
     def _build_optimiser(self) -> torch.optim.AdamW:
         training = self.run.training
@@ -230,41 +268,35 @@ class LocalTrainer:
         windows_BT = sample_windows(self.text.train, batch, model.window, source)
         uniform_B = torch.from_numpy(source.random(batch, dtype="float32"))
         generator = torch.Generator(self.device).manual_seed(int(source.integers(2**63)))
-        shape = (batch, model.window, model.width)
-        noise = [torch.randn(shape, generator=generator, device=self.device)]
-        if self.upstream and self.hop.denoiser.reads_noise:
-            noise.append(torch.randn(shape, generator=generator, device=self.device))
-        return Draw(
-            windows_BT=windows_BT.to(self.device, non_blocking=True),
-            sigma_B=self.hop.schedule.sample(self.block, uniform_B).to(self.device, non_blocking=True),
-            noise_BTD=noise[0],
-            upstream_noise_BTD=noise[1] if len(noise) > 1 else None,
-        )
 
-    def _loss(self, draw: Draw) -> Tensor:
-        denoiser, tokens_BT, targets_BT = self.hop.denoiser, draw.windows_BT[:, :-1], draw.windows_BT[:, 1:]
-        codes_VD = self.hop.interface.codes()
-        noisy_BTD = denoiser.add_noise(targets_BT, codes_VD, draw.sigma_B, draw.noise_BTD)
-        with mixed_precision(self.device):
-            hidden_BTD = self._upstream_hidden(tokens_BT, draw)
-            _, logits_BTV = self.hop.predict(tokens_BT, hidden_BTD, noisy_BTD, draw.sigma_B)
-        return denoiser.loss(logits_BTV.float(), noisy_BTD, draw.sigma_B, targets_BT, codes_VD)
+        def normal() -> Tensor:
+            shape = (batch, model.window, model.width)
+            return torch.randn(shape, generator=generator, device=self.device)
 
-    @torch.no_grad()
-    def _upstream_hidden(self, tokens_BT: Tensor, draw: Draw) -> Tensor:
-        """Hidden state that the own block receives, [B, T, width]: what it would be at inference."""
-        if draw.upstream_noise_BTD is not None:
-            state = self.upstream[0].start(draw.upstream_noise_BTD)
-            for hop in self.upstream:
-                state, _ = hop.step(tokens_BT, state)
-            return state.hidden_BTD
-        hidden_BTD = torch.zeros_like(draw.noise_BTD)
-        embedded_BTD = self.hop.interface.embedding(tokens_BT)
-        for hop in self.upstream:
-            # These blocks do not read z, so its place is taken by what is at hand, and neither head nor
-            # Euler step is needed: an eighth of their arithmetic.
-            hidden_BTD = hop.block(embedded_BTD, hidden_BTD, hidden_BTD, draw.sigma_B)
-        return hidden_BTD
+        def noise(hop: Hop, uniform_B: Tensor) -> Noise:
+            sigma_B = hop.schedule.sample(hop.index, uniform_B)
+            return Noise(sigma_B.to(self.device, non_blocking=True), normal())
+
+        own = noise(self.hop, uniform_B)
+        start_noise_BTD = normal() if self.upstream and self.hop.denoiser.reads_noise else None
+        ahead = None
+        if self.ahead is not None:
+            ahead = noise(self.ahead, torch.from_numpy(source.random(batch, dtype="float32")))
+        return Draw(windows_BT.to(self.device, non_blocking=True), own, ahead, start_noise_BTD)
+
+    def _losses(self, draw: Draw) -> tuple[Tensor, Tensor]:
+        timed = bool(self.upstream) and self._untimed % TIMED_EVERY == 0
+        self._untimed += 1
+        begun = self._wait_and_read_clock() if timed else 0.0
+        hidden_BTD = self._hidden_of(self.upstream, draw, self.mixed)
+        if timed:
+            self._upstream_times.append(self._wait_and_read_clock() - begun)
+        return self._loss_of(self.hop, self.ahead, draw, hidden_BTD, self.mixed)
+
+    def _wait_and_read_clock(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
 
 
 def learning_rate(training: TrainingSpec, step: int) -> float:

@@ -88,7 +88,10 @@ class TrainerService:
         device = resolve_device(request.device)
         torch.set_num_threads(request.threads)
         text = load_text(run.data, request.data, request.held_out, run.model.window)
-        trainer = LocalTrainer(run, request.block, text, device, request.worker_seed)
+        trainer = LocalTrainer(
+            run, request.block, text, device, request.worker_seed, request.precision, request.compiled
+        )
+        trainer.warm_up()
         self._state = Path(request.state)
         if self._state.is_file():
             try:
@@ -98,6 +101,8 @@ class TrainerService:
         self._trainer = trainer
         return {
             "device": str(device),
+            "precision": "bf16" if trainer.mixed else "float32",
+            "copied_bytes": trainer.copied_bytes,
             "train_bytes": len(text.train),
             "held_out_bytes": len(text.held_out),
             "eval_windows": len(text.held_out) // (run.model.window + 1),
@@ -126,6 +131,7 @@ class TrainerService:
             "steps": outcome.steps,
             "tokens": outcome.tokens,
             "seconds": outcome.seconds,
+            "upstream_seconds": outcome.upstream_seconds,
             "loss": None if math.isnan(outcome.loss) else outcome.loss,
             "step_seconds": None if math.isnan(outcome.step_seconds) else outcome.step_seconds,
             "updates": {group: encode_vector(update, "float32") for group, update in updates.items()},

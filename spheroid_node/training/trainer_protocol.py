@@ -26,7 +26,10 @@ MODULE = "spheroid_node.training.process"
 
 
 class Configure(Message):
-    """Load the text and build the trainer. Reply: device, train_bytes, held_out_bytes, eval_windows, drawn.
+    """Load the text and build the trainer.
+
+    Reply: device, precision, train_bytes, held_out_bytes, eval_windows, drawn, and copied_bytes: what the
+    frozen copies of other blocks take up.
 
     Errors in it are the user's (data, device, block) and are raised again by :func:`error_of`.
     """
@@ -35,6 +38,8 @@ class Configure(Message):
     """Packed RunSpec."""
     block: Count
     device: str
+    precision: str = "auto"
+    compiled: bool = False
     data: list[str]
     held_out: list[str]
     worker_seed: Count
@@ -55,7 +60,8 @@ class Load(Message):
 class Train(Message):
     """Train up to ``max_steps`` steps within ``seconds`` from now.
 
-    Reply: steps, tokens, seconds, loss and step_seconds (both None without a step), and of each trained
+    Reply: steps, tokens, seconds, upstream_seconds (of them, in the frozen blocks upstream), loss and
+    step_seconds (both None without a step), and of each trained
     group its update since :class:`Load` (``updates``, float32) and its length (``norms``).
     """
 

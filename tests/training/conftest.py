@@ -33,7 +33,7 @@ def make_run() -> Callable[..., RunSpec]:
         blocks: int = 2,
         interface: str = "shared",
         training: dict[str, object] | None = None,
-        **learning: str,
+        **learning: object,
     ) -> RunSpec:
         settings = {"batch": 8, "learning_rate": 1e-2, "warmup_steps": 5, **(training or {})}
         return RunSpec(

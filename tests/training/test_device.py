@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from spheroid_node.errors import DeviceUnavailable
-from spheroid_node.training.device import available_devices, resolve_device
+from spheroid_node.errors import DeviceUnavailable, PrecisionUnavailable
+from spheroid_node.training.device import available_devices, resolve_device, resolve_precision
 
 
 def test_the_cpu_is_always_there() -> None:
@@ -36,3 +36,27 @@ def test_what_is_not_there_is_refused_with_what_is(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     with pytest.raises(DeviceUnavailable, match="auto, cpu"):
         resolve_device(name)
+
+
+@pytest.mark.parametrize(
+    ("there", "name", "mixed"),
+    [
+        (True, "auto", True),
+        (True, "bf16", True),
+        (True, "float32", False),
+        (False, "auto", False),
+        (False, "float32", False),
+    ],
+)
+def test_bfloat16_where_it_is_there_and_wanted(
+    monkeypatch: pytest.MonkeyPatch, there: bool, name: str, mixed: bool
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: there)
+    assert resolve_precision(name, torch.device("cpu")) is mixed
+
+
+def test_bfloat16_where_it_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    with pytest.raises(PrecisionUnavailable, match="cpu"):
+        resolve_precision("bf16", torch.device("cpu"))
+    assert resolve_precision("auto", torch.device("mps")) is False
