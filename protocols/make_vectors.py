@@ -1,4 +1,4 @@
-"""Writes the golden vectors of protocols/vectors/: one of every message, record, envelope and frame.
+"""Writes the golden vectors of protocols/vectors/: of every message, record, envelope, frame and compression.
 
     python protocols/make_vectors.py
 
@@ -23,7 +23,14 @@ from spheroid_node.wire import records as r
 from spheroid_node.wire.codes import ErrorCode, Reason, Verdict
 from spheroid_node.wire.frames import encode_frame, pack, unpack
 from spheroid_node.wire.signing import peer_id_of_key, seal, sign_bytes
-from spheroid_node.wire.tensors import chunk_hash, pack_tensor, payload_digest, vector_digest
+from spheroid_node.wire.tensors import (
+    chunk_hash,
+    decode_vector,
+    encode_vector,
+    pack_tensor,
+    payload_digest,
+    vector_digest,
+)
 
 FOLDER = Path(__file__).parent / "vectors"
 
@@ -40,6 +47,7 @@ SESSION = bytes(range(16))
 UPDATE_BYTES = np.array([0.5, -0.25, 0.0, 1.0], dtype="<f2").tobytes()
 PARENT = np.array([1, 2, 3, 4], dtype=np.float32)
 VERSION = np.array([1.5, 1.75, 3, 5], dtype=np.float32)
+LEARNT = np.array([0.5, -63.5, 0.0, 0.3, -1.4], dtype=np.float32)
 
 HEADER = m.UpdateHeader(
     run=RUN_ID, group="block-1", round=12, base=3, base_digest=vector_digest(PARENT), nonce=bytes(16),
@@ -63,9 +71,9 @@ STATE = m.State(
 )  # fmt: skip
 NODE = r.NodeRecord(
     run=RUN_ID, block=1, state="online", host="203.0.113.7", port=31338, device="cpu", started=1767225600.5,
-    round=12, held=[r.HeldVersion(group="block-1", version=4, digest=vector_digest(VERSION))], accepted=10,
-    late=1, refused=0, led=5, tokens_per_second=20480.0, train_loss=1.75, from_noise_ce=None, bytes_in=4096,
-    bytes_out=8192, sessions=0, hop_seconds=0.002,
+    round=12, held=[r.HeldVersion(group="block-1", version=4, digest=vector_digest(VERSION))],
+    serves=2, accepted=10, late=1, refused=0, led=5, tokens_per_second=20480.0, train_loss=1.75,
+    from_noise_ce=None, bytes_in=4096, bytes_out=8192, sessions=0, hop_seconds=0.002,
 )  # fmt: skip
 
 MESSAGES: dict[str, list[m.Message]] = {
@@ -158,6 +166,18 @@ def signed_vectors() -> list[dict[str, Any]]:
     ]
 
 
+def payload_vector(dtype: str) -> dict[str, Any]:
+    """An update in one compression: what was learnt, its payload, and what a reader makes of that."""
+    payload = encode_vector(LEARNT, dtype)
+    return {
+        "dtype": dtype,
+        "learnt": LEARNT.tolist(),
+        "bytes": payload.hex(),
+        "digest": payload_digest(payload).hex(),
+        "read": decode_vector(payload, dtype).tolist(),
+    }
+
+
 def record_vector() -> dict[str, Any]:
     """A node record as the DHT stores it (protocols/dht.md)."""
     key, expiration = r.nodes_key(RUN_ID, 1), 1767225690.5
@@ -181,6 +201,7 @@ def all_vectors() -> dict[str, Any]:
     return {
         **{f"{protocol}.json": message_vectors(protocol) for protocol in MESSAGES},
         "signed.json": signed_vectors(),
+        "payload.json": [payload_vector(dtype) for dtype in ("float32", "fp16", "int8")],
         "record.json": record_vector(),
         "envelope.json": {
             "private_key": WORKER_SEED.hex(),

@@ -25,14 +25,15 @@ async def swarm_client(config: NodeConfig) -> AsyncIterator[Client]:
 
 
 async def fetch_model(client: Client) -> tuple[dict[str, Vector], dict[str, int]]:
-    """Parameters and version of every group, the newest that is handed out.
+    """Parameters and version of every group, as they belong together: what a chain of hops serves.
 
     Raises :class:`ChainFailed` where a version was announced and nobody hands it out.
     """
     groups = client.run.groups
     announced = await asyncio.gather(*map(client.directory.newest_manifest, groups))
     store = VersionStore(client.run)
-    held = await asyncio.gather(*map(Synchroniser(client, store).sync, groups))
+    sync = Synchroniser(client, store)
+    held = await asyncio.gather(*map(sync.sync, groups))
     lost = [
         group
         for group, version, newest in zip(groups, held, announced, strict=True)
@@ -40,6 +41,8 @@ async def fetch_model(client: Client) -> tuple[dict[str, Vector], dict[str, int]
     ]
     if lost:
         raise ChainFailed(f"nobody hands out the newest version of {', '.join(lost)}")
+    lags = client.run.lags
+    held = await asyncio.gather(*(sync.behind(group, lags[group]) for group in groups))
     return (
         {group: version.vector for group, version in zip(groups, held, strict=True)},
         {group: version.version for group, version in zip(groups, held, strict=True)},

@@ -6,8 +6,11 @@ from collections import OrderedDict
 
 from spheroid_node.model.composed import Hop
 from spheroid_node.model.parameters import unflatten_
-from spheroid_node.node.versions import KEPT, VersionStore
+from spheroid_node.node.versions import VersionStore
 from spheroid_node.run import INTERFACE_GROUP, RunSpec, block_group
+
+BUILT = 2
+"""The hop of new sessions, and the one that running sessions began with."""
 
 
 class HopModels:
@@ -31,6 +34,6 @@ class HopModels:
             unflatten_(hop.interface, interface.vector)
             self._built[key] = hop.eval().requires_grad_(False)
         self._built.move_to_end(key)
-        while len(self._built) > KEPT:
+        while len(self._built) > BUILT:
             self._built.popitem(last=False)
         return self._built[key]

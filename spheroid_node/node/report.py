@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from spheroid_node.errors import IdentityCopied
 from spheroid_node.node.access import Client
 from spheroid_node.node.versions import VersionStore
+from spheroid_node.run import block_group
 from spheroid_node.wire.codes import Verdict
 from spheroid_node.wire.messages import HopAddress
 from spheroid_node.wire.records import NODE_TTL, HeldVersion, NodeRecord
@@ -57,10 +58,12 @@ class Reporter:
 
     def record(self) -> NodeRecord:
         report, traffic = self._report, self._client.traffic
-        held = [self._store.newest(group) for group in self._client.run.worker_groups(report.block)]
+        run = self._client.run
+        serves = self._store.behind(block_group(report.block), run.lag(report.block))
+        held = [self._store.newest(group) for group in run.worker_groups(report.block)]
         return NodeRecord.parse(
             {
-                "run": self._client.run.run_id,
+                "run": run.run_id,
                 "block": report.block,
                 "state": report.state,
                 "host": self._address.host,
@@ -71,6 +74,7 @@ class Reporter:
                 "held": [
                     HeldVersion(group=item.group, version=item.version, digest=item.digest) for item in held
                 ],
+                "serves": serves.version,
                 "accepted": report.verdicts[Verdict.ACCEPTED],
                 "late": report.verdicts[Verdict.LATE],
                 "refused": report.verdicts[Verdict.REFUSED],

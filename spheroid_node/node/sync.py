@@ -8,6 +8,7 @@ import numpy as np
 import structlog
 
 from spheroid_node.errors import TransferFailed
+from spheroid_node.model.initial import initial_vector
 from spheroid_node.model.parameters import elements
 from spheroid_node.net.links import LinkFailed
 from spheroid_node.net.transfer import fetch_version
@@ -68,6 +69,41 @@ class Synchroniser:
                 held = await self._follow(group, signer, manifest, sealed)
             return await self._ask_holders(group, held)
 
+    async def behind(self, group: str, lag: int) -> Held:
+        """The version ``lag`` before the newest here; the nearest to it that is to be had."""
+        held = self._store.behind(group, lag)
+        wanted = max(0, self._store.newest(group).version - lag)
+        if held.version == wanted:
+            return held
+        async with self._turns.setdefault(group, asyncio.Lock()):
+            try:
+                return await self._fetch_older(group, wanted)
+            except (TransferFailed, LinkFailed, WireError, OSError, TimeoutError, ValueError) as error:
+                log.debug("version.not_fetched", group=group, version=wanted, cause=str(error))
+        return self._store.behind(group, lag)
+
+    async def _fetch_older(self, group: str, version: int) -> Held:
+        """Raises :class:`ValueError` where nobody that holds a newer one has it too."""
+        if version == 0:
+            held = await asyncio.to_thread(Held.of, group, 0, initial_vector(self._client.run, group))
+            self._store.add(held)
+            return held
+        nodes = await self.nodes()
+        for record in nodes.values():
+            if any(item.group == group and item.version >= version for item in record.held):
+                address = _address(nodes, record)
+                listing = await self._listing(address, group, version)
+                if listing is None:
+                    continue
+                signer, manifest = Manifest.unseal(listing.manifest)
+                if (manifest.group, manifest.version) == (group, version) and self._is_plausible(
+                    signer, manifest
+                ):
+                    held = await self._payload([address], manifest, listing.manifest)
+                    self._store.add(held)
+                    return held
+        raise ValueError("nobody has it")
+
     async def keep_up(self, groups: tuple[str, ...]) -> None:
         """After every slot, take the versions that it made, whatever the trainer does. For ever.
 
@@ -97,7 +133,7 @@ class Synchroniser:
             log.warning("version.not_fetched", group=group, version=manifest.version, cause=str(error))
             return held
 
-    async def _fetch(self, holders: list[HopAddress], manifest: Manifest, sealed: bytes) -> Held:
+    async def _payload(self, holders: list[HopAddress], manifest: Manifest, sealed: bytes) -> Held:
         payload, _ = await fetch_version(
             holders,
             manifest.group,
@@ -109,7 +145,10 @@ class Synchroniser:
         vector = decode_vector(payload, "float32")
         if not np.isfinite(vector).all():
             raise ValueError("its parameters are not finite")
-        held = await asyncio.to_thread(Held.of, manifest.group, manifest.version, vector, sealed)
+        return await asyncio.to_thread(Held.of, manifest.group, manifest.version, vector, sealed)
+
+    async def _fetch(self, holders: list[HopAddress], manifest: Manifest, sealed: bytes) -> Held:
+        held = await self._payload(holders, manifest, sealed)
         if await asyncio.to_thread(self._store.adopt, held) is not held:
             return self._store.newest(manifest.group)
         log.info(

@@ -1,4 +1,4 @@
-"""The versions that a node holds: the last two of every group, in memory and, for its own groups, on disk."""
+"""The versions that a node holds: the last few of every group, in memory and, for its own groups, on disk."""
 
 from __future__ import annotations
 
@@ -27,9 +27,6 @@ from spheroid_node.wire.tensors import (
 )
 
 log = structlog.get_logger()
-
-KEPT = 2
-"""Versions of a group that a node keeps: the newest, and the one that running sessions began with."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +73,7 @@ class Held:
 
 
 class VersionStore:
-    """Newest and previous version of every group; what other nodes fetch from this one."""
+    """The last :attr:`RunSpec.kept_versions` of every group; what other nodes fetch from this one."""
 
     def __init__(self, run: RunSpec, folder: Callable[[str], Path | None] = lambda group: None) -> None:
         """``folder`` gives the directory of a group's files, or None to keep it in memory alone."""
@@ -98,8 +95,21 @@ class VersionStore:
         newest = self.newest(group)
         return newest if version == -1 else self._held[group].get(version)
 
+    def behind(self, group: str, lag: int) -> Held:
+        """The version ``lag`` before the newest, or the nearest to it that is here."""
+        wanted = self.newest(group).version - lag
+        versions = self._held[group]
+        return versions[min(versions, key=lambda number: (abs(number - wanted), -number))]
+
     def groups(self) -> tuple[str, ...]:
         return tuple(self._held)
+
+    def add(self, held: Held) -> None:
+        """Keep a version older than the newest beside it, in memory."""
+        with self._adopting:
+            newest = self.newest(held.group)
+            if newest.version - self._run.kept_versions < held.version < newest.version:
+                self._held[held.group] = dict(sorted({held.version: held, **self._held[held.group]}.items()))
 
     def adopt(self, held: Held) -> Held:
         """Keep ``held`` as the newest of its group: on disk first, then in memory, then forget the oldest.
@@ -115,7 +125,9 @@ class VersionStore:
             # A fork that lost is not an older version: whatever is not below the new one goes.
             versions = {n: old for n, old in self._held[held.group].items() if n < held.version}
             versions[held.version] = held
-            self._held[held.group] = {number: versions[number] for number in sorted(versions)[-KEPT:]}
+            self._held[held.group] = {
+                number: versions[number] for number in sorted(versions)[-self._run.kept_versions :]
+            }
             if written:
                 self._forget(held.group)
             return held
@@ -172,7 +184,7 @@ class VersionStore:
                 held.append(Held.of(group, stored.version, stored.vector, stored.manifest))
             except (CheckpointInvalid, RunMismatch, WireError, ValueError) as error:
                 log.warning("version.unreadable", path=str(path), cause=str(error))
-        return held[-KEPT:]
+        return held[-self._run.kept_versions :]
 
 
 def _file(folder: Path, version: int) -> Path:

@@ -63,9 +63,13 @@ class Worker:
         self._report = report
         self._slots = Slots.of(client.run.round)
         self._groups = client.run.worker_groups(block)
-        upstream = range(block) if client.run.learning.conditioning == "chain" else ()
-        self._watched = (*self._groups, *(block_group(above) for above in upstream))
-        """Own groups, and those upstream that training reads."""
+        self._watched = (*self._groups, *client.run.copied_groups(block))
+        """Own groups, and those that training reads."""
+        self._lags = {
+            block_group(other): client.run.copy_lag(block, other)
+            for other in range(client.run.model.blocks)
+            if block_group(other) in client.run.copied_groups(block)
+        }
         self._contributors = {
             group: Contributor(client.run, group, elements(client.run, group)) for group in self._groups
         }
@@ -107,6 +111,8 @@ class Worker:
         held = dict(zip(self._watched, synced, strict=True))
         if self._run.interface == "frozen":
             held[INTERFACE_GROUP] = self._store.newest(INTERFACE_GROUP)
+        for group, lag in self._lags.items():
+            held[group] = await self._sync.behind(group, lag)
         for group, version in held.items():
             if self._loaded.get(group) != version.digest:
                 await self._load(version, version.vector)
@@ -185,7 +191,7 @@ class Worker:
         log.info(
             "round.trained",
             round=round,
-            **{key: reply[key] for key in ("steps", "tokens", "seconds", "loss")},
+            **{key: reply[key] for key in ("steps", "tokens", "seconds", "upstream_seconds", "loss")},
             tokens_per_second=self._report.tokens_per_second,
         )
         return reply

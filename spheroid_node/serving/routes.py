@@ -93,13 +93,13 @@ def _interfaces(run: RunSpec, online: Sequence[Mapping[str, NodeRecord]]) -> lis
 def _offers(
     block: int, nodes: Mapping[str, NodeRecord], interface: tuple[int, bytes], avoid: Avoid
 ) -> list[_Offer]:
-    """Replicas of ``block`` at the newest version that any of them holds beside ``interface``."""
+    """Replicas of ``block`` at the newest version that any of them serves beside ``interface``."""
     offers = [
-        _Offer(peer, record, held.version)
+        _Offer(peer, record, record.serves)
         for peer, record in nodes.items()
         if not interface[1] or _holds(record, interface)
-        for held in record.held
-        if held.group == block_group(block) and (peer, held.version, interface[0]) not in avoid.versions
+        if any(held.group == block_group(block) for held in record.held)
+        if (peer, record.serves, interface[0]) not in avoid.versions
     ]
     newest = max((offer.version for offer in offers), default=0)
     return [offer for offer in offers if offer.version == newest]

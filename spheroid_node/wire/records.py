@@ -65,6 +65,8 @@ class NodeRecord(Message):
     round: Annotated[int, Field(ge=-1, lt=2**63)]
     """Newest round it took part in; −1 before the first."""
     held: Annotated[list[HeldVersion], Field(max_length=16)]
+    serves: Count
+    """The version of its block that new sessions get: behind the newest where the run staggers its blocks."""
     accepted: Count
     late: Count
     refused: Count

@@ -53,7 +53,8 @@ def dht(alice: Identity) -> Any:
 def node(spec: RunSpec, **changes: Any) -> NodeRecord:
     fields: dict[str, Any] = {
         "run": spec.run_id, "block": 1, "state": "online", "host": "127.0.0.1", "port": 1, "device": "cpu",
-        "started": 1.0, "round": -1, "held": [], "accepted": 0, "late": 0, "refused": 0, "led": 0,
+        "started": 1.0, "round": -1, "held": [], "serves": 0, "accepted": 0, "late": 0, "refused": 0,
+        "led": 0,
         "tokens_per_second": 0.0, "train_loss": None, "from_noise_ce": None, "bytes_in": 0, "bytes_out": 0,
         "sessions": 0, "hop_seconds": 0.0,
     }  # fmt: skip

@@ -113,6 +113,7 @@ class Peer:
             run=self.world.run.run_id, block=self.block, state="online", host="127.0.0.1",
             port=self.address.port, device="cpu", started=0.0, round=-1,
             held=[HeldVersion(group=h.group, version=h.version, digest=h.digest) for h in held],
+            serves=held[0].version,
             accepted=0, late=0, refused=0, led=0, tokens_per_second=0.0, train_loss=None,
             from_noise_ce=None, bytes_in=0, bytes_out=0, sessions=0, hop_seconds=0.0,
         )  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from spheroid_node.model.initial import initial_vector
 from spheroid_node.net.directory import Directory
 from spheroid_node.node.collecting import Collector, owns
 from spheroid_node.node.versions import Held
@@ -174,6 +175,42 @@ async def test_a_joiner_takes_the_version_from_a_holder_even_when_no_manifest_is
         one.announce()
         held = await joiner.sync.sync(GROUP)
         assert (held.version, held.digest) == (1, one.store.newest(GROUP).digest)
+
+
+def version(world: World, number: int, signer: Peer) -> Held:
+    """Version ``number`` of the group, as ``signer`` made it in the round before."""
+    vector = initial_vector(world.run, GROUP) + np.float32(number)
+    outcome = UpdateOutcome(peer=signer.id, digest=bytes(32), tokens=8, norm=1.0, verdict=Verdict.ACCEPTED)
+    manifest = Manifest(
+        run=world.run.run_id, group=GROUP, round=number - 1, version=number, parent=bytes(32),
+        digest=vector_digest(vector), elements=len(vector), rank=0, steps=number, updates=[outcome],
+    )  # fmt: skip
+    return Held.of(GROUP, number, vector, manifest.seal(signer.client.identity.key))
+
+
+async def test_a_joiner_takes_older_versions_from_a_holder_too(world: World, tmp_path: Path) -> None:
+    world.clock.now = 900.0
+    async with peers(world, tmp_path, (0, 1)) as (one, joiner):
+        for number in (1, 2, 3):
+            one.store.adopt(version(world, number, one))
+        one.announce()
+        assert (await joiner.sync.sync(GROUP)).version == 3
+        older = await joiner.sync.behind(GROUP, 1)
+        assert (older.version, older.digest) == (2, version(world, 2, one).digest)
+        assert joiner.store.newest(GROUP).version == 3
+        del one.store._held[GROUP][1]
+        assert (await joiner.sync.behind(GROUP, 2)).version == 2  # nobody has version 1: the nearest to it
+
+
+async def test_version_0_is_asked_of_nobody(world: World, tmp_path: Path) -> None:
+    world.clock.now = 900.0
+    async with peers(world, tmp_path, (0, 1)) as (one, joiner):
+        joiner.store.adopt(version(world, 1, one))
+        joiner.store._held[GROUP].pop(0, None)
+        world.records.clear()
+        held = await joiner.sync.behind(GROUP, 1)
+        assert held.version == 0
+        np.testing.assert_array_equal(held.vector, initial_vector(world.run, GROUP))
 
 
 async def test_everyone_follows_the_same_of_two_manifests_for_one_version(

@@ -30,6 +30,7 @@ def record(block: int, **changes: object) -> NodeRecord:
             HeldVersion(group=f"block-{block}", version=5, digest=bytes(32)),
             HeldVersion(group="interface", version=6, digest=bytes(32)),
         ],
+        "serves": 5,
         "accepted": 4,
         "late": 1,
         "refused": 0,

@@ -72,7 +72,7 @@ class EagerTrainer:
             updates = {g: np.full(elements(self._run, g), value, "<f4").tobytes() for g in self._groups}
             return {
                 "steps": 4, "tokens": 32, "seconds": 0.01, "loss": 2.0, "step_seconds": 0.001,
-                "updates": updates,
+                "upstream_seconds": 0.0, "updates": updates,
             }  # fmt: skip
         return {}
 

@@ -197,7 +197,9 @@ def node_record(run: RunSpec, block: int, **changes: Any) -> NodeRecord:
         "accepted": 0, "late": 0, "refused": 0, "led": 0, "tokens_per_second": 0.0, "train_loss": None,
         "from_noise_ce": None, "bytes_in": 0, "bytes_out": 0, "sessions": 0, "hop_seconds": 0.0,
     }  # fmt: skip
-    return NodeRecord(**fields | changes)
+    fields |= changes
+    own = [version.version for version in fields["held"] if version.group == block_group(block)]
+    return NodeRecord(**{"serves": max(own, default=0)} | fields)
 
 
 def held(group: str, version: int, digest: bytes = DIGEST) -> HeldVersion:

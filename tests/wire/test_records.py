@@ -27,10 +27,10 @@ held = st.builds(
 nodes = st.builds(
     r.NodeRecord, run=runs, block=counts, state=st.sampled_from(["joining", "online", "leaving"]),
     host=st.text(min_size=1, max_size=255), port=st.integers(1, 65_535), device=st.text(max_size=64),
-    started=finite, round=st.integers(-1, 2**63 - 1), held=st.lists(held, max_size=3), accepted=counts,
-    late=counts, refused=counts, led=counts, tokens_per_second=positive, train_loss=st.none() | finite,
-    from_noise_ce=st.none() | finite, bytes_in=counts, bytes_out=counts, sessions=counts,
-    hop_seconds=positive, note=st.text(max_size=200),
+    started=finite, round=st.integers(-1, 2**63 - 1), held=st.lists(held, max_size=3), serves=counts,
+    accepted=counts, late=counts, refused=counts, led=counts, tokens_per_second=positive,
+    train_loss=st.none() | finite, from_noise_ce=st.none() | finite, bytes_in=counts, bytes_out=counts,
+    sessions=counts, hop_seconds=positive, note=st.text(max_size=200),
 )  # fmt: skip
 adverts = st.builds(r.RunAdvert, run=runs, name=st.text(max_size=64))
 
@@ -50,9 +50,9 @@ def test_random_bytes_are_malformed(data: bytes) -> None:
 NODE = r.NodeRecord(
     run="0" * 16, block=1, state="online", host="h" * 255, port=1, device="d" * 64, started=1e9,
     round=2**63 - 1, held=[r.HeldVersion(group="g" * 32, version=2**63 - 1, digest=bytes(32))] * 16,
-    accepted=2**63 - 1, late=2**63 - 1, refused=2**63 - 1, led=2**63 - 1, tokens_per_second=1.0,
-    train_loss=1.0, from_noise_ce=1.0, bytes_in=2**63 - 1, bytes_out=2**63 - 1, sessions=2**63 - 1,
-    hop_seconds=1.0, note="é" * 200,
+    serves=2**63 - 1, accepted=2**63 - 1, late=2**63 - 1, refused=2**63 - 1, led=2**63 - 1,
+    tokens_per_second=1.0, train_loss=1.0, from_noise_ce=1.0, bytes_in=2**63 - 1, bytes_out=2**63 - 1,
+    sessions=2**63 - 1, hop_seconds=1.0, note="é" * 200,
 )  # fmt: skip
 
 
