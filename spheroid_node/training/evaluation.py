@@ -1,7 +1,8 @@
 """How good a chain of blocks is: from noise, on held-out text (design.md, section 5).
 
 Every figure starts at z = σ_max·ε with ε fixed by (seed, position), never at a noisy target: a cross-entropy
-averaged over training σ rewards leakage (paper.md, section 4).
+averaged over training σ rewards leakage (paper.md, section 4). What a block would do in other places than its
+own is in :mod:`spheroid_node.training.diagnosis`.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from spheroid_node.model.composed import ComposedModel, Hop
+from spheroid_node.model.composed import ChainState, ComposedModel, Hop
 from spheroid_node.model.randomness import position_noise
+from spheroid_node.training.device import mixed_precision
 
 EVALUATION_BATCH = 16
 
@@ -34,6 +36,12 @@ class Evaluation:
     bits_per_byte: float
     bytes: int
 
+    @classmethod
+    def of(cls, ce: list[float], ce_readout: float, ce_mean_log_probs: float, count: int) -> Evaluation:
+        """With the figures that follow from the others; ``count`` predicted bytes."""
+        bits = ce_readout / math.log(2)
+        return cls(ce, ce_readout, ce_mean_log_probs, math.exp(ce_readout), bits, count)
+
 
 @torch.no_grad()
 def from_noise(
@@ -42,15 +50,14 @@ def from_noise(
     """Measure the composed model on int64 [count, window + 1] windows of held-out text."""
     blocks = len(model.blocks)
     sums = torch.zeros(blocks + 2, dtype=torch.float64)
-    for tokens_BT, targets_BT, noise_BTD in _batches(
-        windows, seed, batch, model.run.model.width, _device(model.interface)
+    for tokens_BT, targets_BT, noise_BTD in batches(
+        windows, seed, batch, model.run.model.width, device_of(model.interface)
     ):
         logits, readout_BTV = model(tokens_BT, noise_BTD)
-        mean_BTV = torch.stack([F.log_softmax(logits_BTV.float(), dim=-1) for logits_BTV in logits]).mean(0)
-        sums += torch.stack([_nats(out, targets_BT) for out in (*logits, readout_BTV, mean_BTV)])
+        sums += torch.stack([nats(out, targets_BT) for out in (*logits, readout_BTV, mean_log_probs(logits))])
     count = windows.shape[0] * (windows.shape[1] - 1)
     *ce, ce_readout, ce_mean = (sums / count).tolist()
-    return Evaluation(ce, ce_readout, ce_mean, math.exp(ce_readout), ce_readout / math.log(2), count)
+    return Evaluation.of(ce, ce_readout, ce_mean, count)
 
 
 @torch.no_grad()
@@ -62,23 +69,22 @@ def chain_ce(
     The first of them begins with pure noise at its own σ, which for block 0 is σ_max.
     """
     sums = torch.zeros(len(hops), dtype=torch.float64)
-    first = hops[0]
-    sigma, device = first.schedule.sigma(first.index), _device(first.interface)
-    for tokens_BT, targets_BT, noise_BTD in _batches(windows, seed, batch, first.run.model.width, device):
-        state = replace(first.start(noise_BTD), noisy_BTD=sigma * noise_BTD)
-        with mixed_precision(device):
+    device, width = device_of(hops[0].interface), hops[0].run.model.width
+    for tokens_BT, targets_BT, noise_BTD in batches(windows, seed, batch, width, device):
+        state = start_at(hops[0], noise_BTD)
+        with mixed_precision(device, enabled=device.type == "cuda"):
             for number, hop in enumerate(hops):
                 state, logits_BTV = hop.step(tokens_BT, state)
-                sums[number] += _nats(logits_BTV, targets_BT)
+                sums[number] += nats(logits_BTV, targets_BT)
     return (sums / (windows.shape[0] * (windows.shape[1] - 1))).tolist()
 
 
-def mixed_precision(device: torch.device) -> torch.autocast:
-    """bfloat16 arithmetic where that is faster: on CUDA."""
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
+def start_at(hop: Hop, noise_BTD: Tensor) -> ChainState:
+    """State of a chain that begins at ``hop``: pure noise at its own σ, and no hidden state from upstream."""
+    return replace(hop.start(noise_BTD), noisy_BTD=hop.schedule.sigma(hop.index) * noise_BTD)
 
 
-def _batches(
+def batches(
     windows: Tensor, seed: int, batch: int, width: int, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Tokens and targets [B, T] and the noise [B, T, width], the same for every window."""
@@ -88,11 +94,16 @@ def _batches(
         yield part[:, :-1], part[:, 1:], noise_TD.expand(part.shape[0], -1, -1)
 
 
-def _nats(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
-    """Summed cross-entropy, float64 on the CPU."""
-    nats = F.cross_entropy(logits_BTV.float().flatten(0, 1), targets_BT.flatten(), reduction="sum")
-    return nats.cpu().double()
+def mean_log_probs(logits: Sequence[Tensor]) -> Tensor:
+    """Mean over predictions [B, T, 256] of their log-probabilities; not normalised."""
+    return torch.stack([F.log_softmax(logits_BTV.float(), dim=-1) for logits_BTV in logits]).mean(0)
 
 
-def _device(module: torch.nn.Module) -> torch.device:
+def nats(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
+    """Summed cross-entropy, float64 on the CPU; summed there, so that the batch size does not matter."""
+    each = F.cross_entropy(logits_BTV.float().flatten(0, 1), targets_BT.flatten(), reduction="none")
+    return each.cpu().double().sum()
+
+
+def device_of(module: torch.nn.Module) -> torch.device:
     return next(module.parameters()).device
