@@ -31,6 +31,7 @@ COMMANDS = {
     "eval": "Measure the swarm's model, or an exported one, on held-out text.",
     "export": "Write the swarm's model to a directory.",
     "demo": "Run a whole swarm on this machine, train it, and let it speak.",
+    "plan": "Say what owning a block asks of a machine.",
     "simulate": "Run a swarm in virtual time.",
     "gateway": "Serve the swarm over HTTP.",
 }
