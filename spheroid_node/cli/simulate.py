@@ -13,22 +13,31 @@ import click
 from spheroid_node.cli.options import json_option, text_options
 
 if TYPE_CHECKING:
+    from spheroid_node.simulate.methods import Method
+    from spheroid_node.simulate.regime import Regime
     from spheroid_node.simulate.swarm import RoundReport, Swarm
+
+WORKERS = 6
 
 
 @click.command("simulate")
 @click.option("--run", "run_file", metavar="FILE", help="Run file. Default: a small run made for this.")
-@click.option(
-    "--workers", type=click.IntRange(min=1), default=6, show_default=True, help="Machines, two a block or so."
-)
+@click.option("--workers", type=click.IntRange(min=1), metavar="N", help=f"Machines. Default: {WORKERS}.")
+@click.option("--replicas", type=click.IntRange(min=1), metavar="N", help="Instead: machines a block.")
 @click.option("--rounds", type=click.IntRange(min=1), default=8, show_default=True, help="Rounds to play.")
 @click.option(
-    "--slow",
-    type=click.FloatRange(0, 1),
-    default=0.0,
+    "--regime",
+    default="lockstep",
     show_default=True,
-    metavar="SHARE",
-    help="Share of the machines that miss the deadline of a round; drawn anew in each.",
+    metavar="NAME|FILE",
+    help="Machines and links: lockstep, mild, wan, bad-edge, or a TOML file.",
+)
+@click.option(
+    "--method",
+    default="blocktrain",
+    show_default=True,
+    metavar="NAME",
+    help="How the model is trained: blocktrain, or what it is compared with (end-to-end, fedavg, diloco …).",
 )
 @click.option(
     "--seed",
@@ -37,14 +46,18 @@ if TYPE_CHECKING:
     show_default=True,
     help="Of machines, keys and model: the same seed gives the same model.",
 )
+@click.option("--dry", is_flag=True, help="The rounds alone, without learning: for thousands of machines.")
 @text_options
 @json_option
 def command(
     run_file: str | None,
-    workers: int,
+    workers: int | None,
+    replicas: int | None,
     rounds: int,
-    slow: float,
+    regime: str,
+    method: str,
     seed: int,
+    dry: bool,
     data: tuple[str, ...],
     held_out: tuple[str, ...],
     as_json: bool,
@@ -53,35 +66,74 @@ def command(
 
     Shows what a deadline, slow machines or more workers do to a run before anybody is asked to join it.
     """
+    if workers and replicas:
+        raise click.UsageError("--workers and --replicas say the same: give one of them")
+    chosen_regime, chosen_method = _regime(regime), _method(method)
     from spheroid_node.run import RunSpec
+    from spheroid_node.simulate.dry import wide_run
     from spheroid_node.simulate.swarm import Swarm, small_run
     from spheroid_node.training.text import load_text
 
-    run = RunSpec.from_toml(Path(run_file)) if run_file else small_run()
+    if run_file:
+        run = RunSpec.from_toml(Path(run_file))
+    else:
+        run = wide_run(workers or WORKERS) if dry else small_run()
+    workers = replicas * run.model.blocks if replicas else workers or WORKERS
     if workers < run.model.blocks:
         raise click.UsageError(f"--workers {workers} is too few: this run has {run.model.blocks} blocks")
-    run = run.model_copy(update={"seed": seed})
-    text = load_text(run.data, data, held_out, run.model.window)
-    swarm = Swarm(run, text, workers, seed, slow)
+    played, trained = chosen_method.scheduled(run, workers), chosen_method.workers(workers)
+    text = None if dry else load_text(run.data, data, held_out, run.model.window)
+    swarm = Swarm(played, text, trained, seed, chosen_regime, chosen_method)
     show: Callable[[str], object] = (lambda _line: None) if as_json else click.echo
-    show(_heading(swarm, text.name))
+    show(_heading(swarm, regime))
     reports = []
     for report in swarm.play(rounds):
         reports.append(report)
         show(_line(report))
-    click.echo(json.dumps(_summary(swarm, reports), indent=2) if as_json else _closing(swarm, reports))
+    if as_json:
+        click.echo(json.dumps(_summary(swarm, regime, reports), indent=2))
+    else:
+        click.echo(_closing(swarm, reports))
 
 
-COLUMNS = "{:>5}  {:>8}  {:>8}  {:>4}  {:>7}  {:>5}  {:>6}  {:>10}  {}"
+def _regime(name: str) -> Regime:
+    from spheroid_node.simulate.regime import load_regime
+
+    try:
+        return load_regime(name)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--regime") from error
 
 
-def _heading(swarm: Swarm, text: str) -> str:
+def _method(name: str) -> Method:
+    from spheroid_node.simulate.methods import METHODS
+
+    if name not in METHODS:
+        known = ", ".join(METHODS)
+        raise click.BadParameter(
+            f"there is no method {name!r}; the methods are {known}", param_hint="--method"
+        )
+    return METHODS[name]
+
+
+COLUMNS = "{:>5}  {:>9}  {:>11}  {:>5}  {:>7}  {:>5}  {:>6}  {:>6}  {:>12}  {}"
+
+
+def _heading(swarm: Swarm, regime: str) -> str:
     run = swarm.run
-    shape = f"{run.model.blocks} blocks, {len(swarm.workers)} workers, {text}"
-    titles = COLUMNS.format(
-        "round", "virtual", "accepted", "late", "refused", "steps", "loss", "moved", "CE after each block"
+    learning = swarm.text.name if swarm.text else "dry: nothing is learnt"
+    parts = (
+        f"{run.model.blocks} blocks",
+        f"{len(swarm.workers)} workers",
+        swarm.method.name,
+        regime,
+        learning,
     )
-    return f"run {run.name} {run.run_id}: {shape}\n{titles}"
+    titles = COLUMNS.format(
+        "round", "virtual", "accepted", "late", "refused", "away", "steps", "loss", "moved",
+        "CE after each block" if swarm.text else "",
+    )  # fmt: skip
+    return f"run {run.name} {run.run_id}: {', '.join(parts)}\n{titles.rstrip()}"
 
 
 def _line(report: RoundReport) -> str:
@@ -91,21 +143,25 @@ def _line(report: RoundReport) -> str:
         f"{report.accepted}/{report.expected}",
         report.late,
         report.refused,
+        report.away,
         f"{report.steps:.0f}",
         "–" if report.loss is None else f"{report.loss:.3f}",
         f"{report.bytes_moved / 1e6:.2f} MB",
         " ".join(f"{ce:.3f}" for ce in report.ce),
-    )
+    ).rstrip()
 
 
-def _summary(swarm: Swarm, reports: list[RoundReport]) -> dict[str, object]:
-    last = reports[-1]
+def _summary(swarm: Swarm, regime: str, reports: list[RoundReport]) -> dict[str, object]:
+    first, last = reports[0], reports[-1]
     return {
         "run": swarm.run.run_id,
+        "regime": regime,
+        "method": swarm.method.name,
         "workers": len(swarm.workers),
-        "participation": sum(report.participation for report in reports) / len(reports),
-        "ce_first": reports[0].ce[-1],
-        "ce_last": last.ce[-1],
+        "participation": _participation(reports),
+        "ce_first": first.ce_readout,
+        "ce_last": last.ce_readout,
+        "tokens": last.tokens,
         "bytes_moved": last.bytes_moved,
         "virtual_seconds": last.seconds,
         "digest": swarm.digest(),
@@ -114,9 +170,16 @@ def _summary(swarm: Swarm, reports: list[RoundReport]) -> dict[str, object]:
 
 
 def _closing(swarm: Swarm, reports: list[RoundReport]) -> str:
-    summary = _summary(swarm, reports)
-    return (
-        f"participation {summary['participation']:.0%} · CE {summary['ce_last']:.3f} · "
-        f"{reports[-1].bytes_moved / 1e6:.2f} MB moved in {reports[-1].seconds:.0f} s of virtual time · "
-        f"model {str(summary['digest'])[:16]}"
-    )
+    last = reports[-1]
+    parts = [
+        f"participation {_participation(reports):.0%}",
+        f"{last.bytes_moved / 1e6:.2f} MB moved in {last.seconds:.0f} s of virtual time",
+        f"model {swarm.digest()[:16]}",
+    ]
+    if last.ce_readout is not None:
+        parts.insert(1, f"CE {last.ce_readout:.3f}")
+    return " · ".join(parts)
+
+
+def _participation(reports: list[RoundReport]) -> float:
+    return sum(report.participation for report in reports) / len(reports)

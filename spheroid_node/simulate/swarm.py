@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -12,21 +12,24 @@ from spheroid_node.model.composed import ComposedModel
 from spheroid_node.model.initial import initial_vector
 from spheroid_node.model.parameters import elements, group_module, unflatten_
 from spheroid_node.model.randomness import stream
+from spheroid_node.rounds.aggregation import next_version
 from spheroid_node.rounds.aggregator import Aggregator, NewVersion, Offer
 from spheroid_node.rounds.collection import Answer, Base
-from spheroid_node.rounds.contribution import Submission
 from spheroid_node.rounds.election import ranking
 from spheroid_node.rounds.forks import choose, is_plausible
 from spheroid_node.rounds.slots import Slots
 from spheroid_node.run import INTERFACE_GROUP, ModelSpec, RoundSpec, RunSpec, TrainingSpec
+from spheroid_node.simulate import dry
 from spheroid_node.simulate.clock import Clock
-from spheroid_node.simulate.worker import Version, Worker
-from spheroid_node.training.evaluation import from_noise
-from spheroid_node.training.local import TrainOutcome
+from spheroid_node.simulate.methods import BLOCKTRAIN, Method, Nesterov
+from spheroid_node.simulate.regime import LOCKSTEP, Regime
+from spheroid_node.simulate.worker import Learner, Version, Worker
+from spheroid_node.training.evaluation import Evaluation, from_noise
+from spheroid_node.training.local import LocalTrainer, NonFiniteLoss, TrainOutcome
 from spheroid_node.training.text import Text, held_out_windows
 from spheroid_node.wire.codes import Verdict
 from spheroid_node.wire.messages import Manifest
-from spheroid_node.wire.tensors import chunks, digest_of_hashes
+from spheroid_node.wire.tensors import chunks, digest_of_hashes, encoded_size
 
 EVALUATION_WINDOWS = 32
 
@@ -52,12 +55,18 @@ class RoundReport:
     accepted: int
     late: int
     refused: int
+    away: int
+    """Machines that were not there."""
     steps: float
     """Mean local steps of the workers that trained."""
     loss: float | None
-    """Mean over them; None if nobody trained."""
+    """Mean over them; None if nobody trained, or the swarm is dry."""
     ce: list[float]
-    """From noise, nats a byte, after each block."""
+    """From noise, nats a byte, after each block; empty if it was not measured."""
+    ce_readout: float | None
+    """Of what the run reads out."""
+    tokens: float
+    """Trained since the first round began, by all workers of a block: mean over blocks."""
     bytes_moved: int
     """Since the first round began."""
 
@@ -69,45 +78,90 @@ class RoundReport:
 class Swarm:
     """``workers`` machines, dealt out to the blocks in turn; a function of its arguments alone.
 
-    In every round the share ``slow`` of them, drawn anew each time, has a link that stalls beyond τ.
+    ``run`` is the method's own: what its ``run_of`` gave. ``seed`` is of everything: machines, keys, mishaps,
+    draws of text and, in place of the run's seed, version 0. Without ``text`` the swarm is dry
+    (simulate/dry.py). ``precision`` and ``compiled`` are the trainers'. Raises :class:`ValueError` if a block
+    would be left without a worker.
     """
 
-    def __init__(self, run: RunSpec, text: Text, workers: int, seed: int = 0, slow: float = 0.0) -> None:
+    def __init__(
+        self,
+        run: RunSpec,
+        text: Text | None,
+        workers: int,
+        seed: int = 0,
+        regime: Regime = LOCKSTEP,
+        method: Method = BLOCKTRAIN,
+        evaluation_windows: int = EVALUATION_WINDOWS,
+        precision: str = "float32",
+        compiled: bool = False,
+    ) -> None:
         if workers < run.model.blocks:
             raise ValueError(f"{run.model.blocks} blocks need as many workers at least, not {workers}")
-        self.run, self._seed, self._slow = run, seed, slow
+        run = regime.run_of(run.model_copy(update={"seed": seed}))
+        self.run, self.text, self.regime, self.method, self._seed = run, text, regime, method, seed
+        self._speed = precision, compiled
         self.slots = Slots.of(run.round)
-        self.workers = [Worker(run, index, index % run.model.blocks, text, seed) for index in range(workers)]
+        vectors = {group: initial_vector(run, group) if text else dry.vector() for group in run.groups}
+        self.versions = {group: Version(vector, Base.initial(vector)) for group, vector in vectors.items()}
+        self._past = {
+            group: deque([version], maxlen=run.kept_versions) for group, version in self.versions.items()
+        }
+        self._elements = {group: elements(run, group) for group in run.groups}
+        """Of what crosses a link; the vectors of a dry swarm are shorter."""
+        self.workers = [self._worker(index, index % run.model.blocks) for index in range(workers)]
         self._by_peer = {worker.peer: worker for worker in self.workers}
-        self.versions = {
-            group: Version(vector, Base.initial(vector))
-            for group in run.groups
-            for vector in [initial_vector(run, group)]
+        self._peers = {
+            group: [worker.peer for worker in self.workers if group in worker.groups] for group in run.groups
+        }
+        self._outer = {
+            group: Nesterov(len(vector)).step if method.outer == "nesterov" else next_version
+            for group, vector in vectors.items()
         }
         self.chosen: dict[str, tuple[str, Manifest]] = {}
-        self._windows = held_out_windows(text.held_out, EVALUATION_WINDOWS, run.model.window)
+        self.tokens = [0] * run.model.blocks
+        """Trained so far, by all workers of each block."""
+        self.bytes_by_worker = [0] * workers
+        """Sent and received so far, by each worker."""
+        self._windows = (
+            held_out_windows(text.held_out, evaluation_windows, run.model.window) if text else None
+        )
+        self._round = 0
         self._clock = Clock(self.slots.start(0))
         self._moved = 0
-        self._stalled: dict[str, float] = {}
+        self._mishaps = regime.mishaps(run, seed, 0, workers)
+        self._leaders: dict[tuple[str, int], tuple[int, Worker]] = {}
         self._verdicts: Counter[Verdict] = Counter()
         self._outcomes: list[TrainOutcome] = []
         for worker in self.workers:
             self._clock.at(self.slots.start(0), partial(self._begin, worker))
 
-    def play(self, rounds: int) -> Iterator[RoundReport]:
-        """Slot after slot, from the first."""
-        for round in range(rounds):
+    def play(self, rounds: int, evaluate_every: int = 1) -> Iterator[RoundReport]:
+        """Slot after slot, going on where the last ended; measured after every so many, and at the end."""
+        end = self._round + rounds
+        while self._round < end:
+            round, self._round = self._round, self._round + 1
             self._open(round)
             self._clock.run_until(self.slots.end(round))
-            yield self._report(round)
+            wanted = self._round % evaluate_every == 0 or self._round == end
+            yield self._report(round, self.evaluate() if wanted else None)
 
     def model(self) -> ComposedModel:
-        """The newest version of every group, put together."""
+        """The versions that belong together: the newest, or as far behind as the run staggers its blocks."""
         model = ComposedModel(self.run)
         unflatten_(model.interface, initial_vector(self.run, INTERFACE_GROUP))
-        for group, version in self.versions.items():
-            unflatten_(group_module(model, group), version.vector)
+        for group, lag in self.run.lags.items():
+            unflatten_(group_module(model, group), self.version(group, lag).vector)
         return model.eval()
+
+    def version(self, group: str, lag: int = 0) -> Version:
+        """The version so many before the newest; the oldest there is where that is too far back."""
+        past = self._past[group]
+        return past[max(0, len(past) - 1 - lag)]
+
+    def evaluate(self) -> Evaluation | None:
+        """The newest versions on held-out text, from noise; None for a dry swarm."""
+        return None if self._windows is None else from_noise(self.model(), self._windows)
 
     def digest(self) -> str:
         """Names the parameters of all groups: equal digests, equal models."""
@@ -118,59 +172,91 @@ class Swarm:
     def _open(self, round: int) -> None:
         self._verdicts.clear()
         self._outcomes.clear()
+        self._mishaps = self.regime.mishaps(self.run, self._seed, round, len(self.workers))
+        run_id = self.run.run_id
         for group in self.run.groups:
-            peers, base = self._peers(group), self.versions[group].base
-            leader = self._leader(group, round)
-            size = elements(self.run, group)
-            leader.desk.open(Aggregator(self.run, group, round, base, size, peers))
-            self._clock.at(self.slots.deadline(round), partial(self._close_if_over, leader, group, round))
-        draws = stream(self._seed, 3, round)
-        order = draws.permutation(len(self.workers))
-        delays = draws.uniform(0.0, self.run.round.settle, len(self.workers))
-        self._stalled = {
-            self.workers[index].peer: self.slots.deadline(round) + delays[index]
-            for index in order[: round_half_up(self._slow * len(self.workers))]
-        }
+            ranked = enumerate(ranking(run_id, group, round, self._peers[group]))
+            candidates = ((rank, self._by_peer[peer]) for rank, peer in ranked)
+            # Whoever does not answer is skipped for the next.
+            found = next((place for place in candidates if not self._mishaps.away[place[1].index]), None)
+            if found:
+                self._leaders[group, round] = found
+                base, size = self.versions[group].base, len(self.versions[group].vector)
+                found[1].desk.open(Aggregator(self.run, group, round, base, size, self._peers[group]))
+                self._clock.at(self.slots.deadline(round), partial(self._close, group, round))
 
     def _begin(self, worker: Worker) -> None:
         """A worker that is free takes part in the round whose slot it is."""
         round = self.slots.round_at(self._clock.now)
-        fetched = worker.synchronise(self.versions)
-        self._moved += fetched
-        ready = self._clock.now + worker.machine.transfer_seconds(fetched)
-        outcome = worker.train(ready, worker.pace.stop_at(self.slots, round))
+        sit_out = partial(self._clock.at, self.slots.start(round + 1), partial(self._begin, worker))
+        if self._mishaps.away[worker.index]:
+            sit_out()
+            return
+        ready = self._clock.now + worker.machine.transfer_seconds(self._fetch(worker))
+        steps = worker.steps(self.slots, round, ready)
+        outcome = self._train(worker, steps) if steps else None
         if outcome is None:
             worker.pace.skipped()
-            self._clock.at(self.slots.start(round + 1), partial(self._begin, worker))
+            sit_out()
             return
-        self._outcomes.append(outcome)
         trained = ready + outcome.steps * worker.machine.step_seconds
         self._clock.at(trained, partial(self._submit, worker, round, outcome))
 
-    def _submit(self, worker: Worker, round: int, outcome: TrainOutcome) -> None:
-        """Send one update after the other; headers go ahead of their payloads."""
-        begun = sent = self._clock.now
-        stalled = self._stalled.get(worker.peer)
-        for group in worker.groups:
-            leader, submission = self._leader(group, round), worker.submission(group, round, outcome)
-            header_at = sent
-            if leader is not worker:
-                self._moved += len(submission.payload)
-                sent += worker.machine.transfer_seconds(len(submission.payload))
-            sent = sent if stalled is None else max(sent, stalled)
-            self._clock.at(header_at, partial(self._offer, worker, leader, submission, sent))
-        if stalled is None:
-            # A stall says nothing about the link, so it does not count as a measurement.
-            worker.pace.uploaded(sent - begun)
-        free = max(sent, self.slots.start(round + 1))
-        self._clock.at(free, partial(self._begin, worker))
+    def _fetch(self, worker: Worker) -> int:
+        """Bring a worker up to date; returns the bytes it took. Who made a version sends it."""
+        total = 0
+        for group in worker.synchronise(self.version):
+            size = encoded_size(self._elements[group], "float32")
+            self._move(size, self._by_peer[self.chosen[group][0]], worker)
+            total += size
+        return total
 
-    def _offer(self, worker: Worker, leader: Worker, submission: Submission, arrival: float) -> None:
-        offer = leader.desk.offer(submission.header.seal(worker.key), self._clock.now)
+    def _train(self, worker: Worker, steps: int) -> TrainOutcome | None:
+        """None if the loss was not finite from the first step on: then there is nothing to hand in."""
+        if not self.method.keeps_moments:
+            worker.learner.reset_moments()
+        try:
+            outcome = worker.train(steps)
+        except NonFiniteLoss:
+            return None
+        self._outcomes.append(outcome)
+        self.tokens[worker.block] += outcome.tokens
+        return outcome
+
+    def _submit(self, worker: Worker, round: int, outcome: TrainOutcome) -> None:
+        now, stall = self._clock.now, float(self._mishaps.stall_seconds[worker.index])
+        # A node gives up on a link that stands still, and does not count that as a measurement.
+        measured_from = None if stall else now
+        self._clock.at(now + stall, partial(self._send, worker, round, outcome, worker.groups, measured_from))
+
+    def _send(
+        self,
+        worker: Worker,
+        round: int,
+        outcome: TrainOutcome,
+        groups: tuple[str, ...],
+        measured_from: float | None,
+    ) -> None:
+        """One update after the other: its header, and its payload if that is wanted."""
+        now = self._clock.now
+        if not groups:
+            if measured_from is not None:
+                worker.pace.uploaded(now - measured_from)
+            self._clock.at(self.slots.start(round + 1), partial(self._begin, worker))
+            return
+        group, sent = groups[0], now
+        _, leader = self._leaders[group, round]
+        submission = worker.submission(group, round, outcome)
+        offer = leader.desk.offer(submission.header.seal(worker.key), now)
         if offer.answer is None:
-            self._clock.at(arrival, partial(self._deliver, worker, leader, offer, submission.payload))
+            if leader is not worker:
+                size = self._update_bytes(group)
+                self._move(size, worker, leader)
+                sent += worker.machine.transfer_seconds(size)
+            self._clock.at(sent, partial(self._deliver, worker, leader, offer, submission.payload))
         else:
             self._answer(worker, offer, offer.answer)
+        self._clock.at(sent, partial(self._send, worker, round, outcome, groups[1:], measured_from))
 
     def _deliver(self, worker: Worker, leader: Worker, offer: Offer, payload: bytes) -> None:
         meter = offer.meter()
@@ -178,20 +264,19 @@ class Swarm:
             meter.feed(chunk)
         answer = leader.desk.deliver(offer, meter.facts(), chunks(payload), self._clock.now)
         self._answer(worker, offer, answer)
-        self._close_if_over(leader, offer.header.group, offer.header.round)
 
     def _answer(self, worker: Worker, offer: Offer, answer: Answer) -> None:
         self._verdicts[answer.verdict] += 1
         worker.contributors[offer.header.group].answered(offer.receipt(answer))
 
-    def _close_if_over(self, leader: Worker, group: str, round: int) -> None:
+    def _close(self, group: str, round: int) -> None:
+        """At τ: also where all were heard before, as nobody would begin the next round any sooner."""
+        rank, leader = self._leaders[group, round]
         aggregator = leader.desk.aggregator(group)
-        if aggregator is None or aggregator.collection.round != round or aggregator.collection.is_closed:
-            return
-        if aggregator.collection.is_over(self._clock.now):
-            made = aggregator.close(self.versions[group].vector, rank=0)
-            if made is not None:
-                self._announce(leader, made)
+        assert aggregator is not None
+        made = aggregator.close(self.versions[group].vector, rank, self._outer[group])
+        if made is not None:
+            self._announce(leader, made)
 
     def _announce(self, leader: Worker, made: NewVersion) -> None:
         signer, manifest = Manifest.unseal(made.manifest.seal(leader.key))
@@ -203,31 +288,50 @@ class Swarm:
         if best == (signer, manifest):
             self.chosen[group] = best
             self.versions[group] = Version(made.vector, Base.of(manifest), manifest)
+            self._past[group].append(self.versions[group])
             leader.held[group] = manifest.digest
 
     # --- who and how well -------------------------------------------------------------------------
 
-    def _peers(self, group: str) -> list[str]:
-        return [worker.peer for worker in self.workers if group in worker.groups]
+    def _worker(self, index: int, block: int) -> Worker:
+        learner: Learner
+        if self.text is None:
+            learner = dry.DryLearner(self.run, self._seed, index)
+        else:
+            draws = int(stream(self._seed, 2, index).integers(2**63))
+            learner = LocalTrainer(self.run, block, self.text, "cpu", draws, *self._speed)
+        machine = self.regime.machine(self.run, self._seed, index)
+        lengths = {group: len(version.vector) for group, version in self.versions.items()}
+        worker = Worker(self.run, index, block, machine, learner, lengths, self._seed)
+        # A node's first guess is half a second, of slots of a minute. Here slots may be shorter than that.
+        worker.pace.upload_seconds = sum(
+            machine.transfer_seconds(self._update_bytes(group)) for group in worker.groups
+        )
+        return worker
 
-    def _leader(self, group: str, round: int) -> Worker:
-        return self._by_peer[ranking(self.run.run_id, group, round, self._peers(group))[0]]
+    def _update_bytes(self, group: str) -> int:
+        return encoded_size(self._elements[group], self.run.round.compression)
 
-    def _report(self, round: int) -> RoundReport:
+    def _move(self, size: int, sender: Worker, receiver: Worker) -> None:
+        self._moved += size
+        self.bytes_by_worker[sender.index] += size
+        self.bytes_by_worker[receiver.index] += size
+
+    def _report(self, round: int, evaluation: Evaluation | None) -> RoundReport:
         trained = len(self._outcomes)
+        learnt = bool(trained) and self.text is not None
         return RoundReport(
             round=round,
             seconds=self._clock.now - self.slots.start(0),
-            expected=sum(len(worker.groups) for worker in self.workers),
+            expected=sum(map(len, self._peers.values())),
             accepted=self._verdicts[Verdict.ACCEPTED],
             late=self._verdicts[Verdict.LATE],
             refused=self._verdicts[Verdict.REFUSED],
+            away=int(self._mishaps.away.sum()),
             steps=sum(outcome.steps for outcome in self._outcomes) / trained if trained else 0.0,
-            loss=fsum(outcome.loss for outcome in self._outcomes) / trained if trained else None,
-            ce=from_noise(self.model(), self._windows).ce,
+            loss=fsum(outcome.loss for outcome in self._outcomes) / trained if learnt else None,
+            ce=evaluation.ce if evaluation else [],
+            ce_readout=evaluation.ce_readout if evaluation else None,
+            tokens=sum(self.tokens) / len(self.tokens),
             bytes_moved=self._moved,
         )
-
-
-def round_half_up(value: float) -> int:
-    return int(value + 0.5)

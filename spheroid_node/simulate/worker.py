@@ -1,35 +1,37 @@
-"""One simulated machine: a real trainer, real keys and real updates; only its speed is made up."""
+"""One simulated machine: real keys, real rounds and real training; only its speed is made up."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import ceil, exp
+from typing import Protocol
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from spheroid_node.model.parameters import elements
-from spheroid_node.model.randomness import stream
 from spheroid_node.rounds.aggregator import Desk
 from spheroid_node.rounds.collection import Base
 from spheroid_node.rounds.contribution import Contributor, Submission
 from spheroid_node.rounds.pacing import Pace
+from spheroid_node.rounds.slots import Slots
 from spheroid_node.run import RunSpec, block_group
-from spheroid_node.training.local import LocalTrainer, TrainOutcome
-from spheroid_node.training.text import Text
+from spheroid_node.simulate.regime import Machine
+from spheroid_node.training.local import TrainOutcome
 from spheroid_node.wire.messages import Manifest
 from spheroid_node.wire.signing import peer_id_of_key
-from spheroid_node.wire.tensors import Vector, encoded_size
+from spheroid_node.wire.tensors import Vector
 
-SPREAD = 0.4
-"""Standard deviation of the logarithm of speeds: the fastest of ten machines is four times the slowest."""
 
-SPARE = 1.5
-"""The median machine trains a round's steps in this fraction of the time that the slot leaves."""
+class Learner(Protocol):
+    """What a worker asks of its trainer; :class:`LocalTrainer` is the real one."""
 
-BYTES_PER_SECOND = 2.5e6
-LATENCY = 0.05
-"""Of the median machine's link, each way: 20 Mbit/s, 50 ms."""
+    def load(self, group: str, version: int, steps: int, vector: Vector) -> None: ...
+
+    def reset_moments(self) -> None: ...
+
+    def train(self, max_steps: int) -> TrainOutcome: ...
+
+    def update(self, group: str) -> Vector: ...
 
 
 @dataclass(frozen=True)
@@ -41,77 +43,82 @@ class Version:
     manifest: Manifest | None = None
 
 
-@dataclass(frozen=True)
-class Machine:
-    """How fast a machine computes and sends."""
-
-    step_seconds: float
-    bytes_per_second: float
-
-    @classmethod
-    def draw(cls, run: RunSpec, seed: int, index: int) -> Machine:
-        slower, link = stream(seed, 1, index).normal(0.0, SPREAD, 2)
-        median = (run.round.period - run.round.settle) / (SPARE * run.training.local_steps)
-        return cls(median * exp(slower), BYTES_PER_SECOND * exp(link))
-
-    def steps_between(self, begin: float, stop: float) -> int:
-        """Steps that begin before ``stop``; the last one is finished."""
-        return max(0, ceil((stop - begin) / self.step_seconds))
-
-    def transfer_seconds(self, size: int) -> float:
-        return LATENCY + size / self.bytes_per_second if size else 0.0
-
-
 class Worker:
     """A machine with a replica of ``block``: what a node keeps between rounds."""
 
-    def __init__(self, run: RunSpec, index: int, block: int, text: Text, seed: int) -> None:
+    def __init__(
+        self,
+        run: RunSpec,
+        index: int,
+        block: int,
+        machine: Machine,
+        learner: Learner,
+        lengths: Mapping[str, int],
+        seed: int,
+    ) -> None:
         secret = hashlib.blake2b(f"simulated worker {seed} {index}".encode(), digest_size=32).digest()
         self.key = Ed25519PrivateKey.from_private_bytes(secret)
         self.peer = peer_id_of_key(self.key)
-        self.block = block
-        self.machine = Machine.draw(run, seed, index)
-        self.trainer = LocalTrainer(run, block, text, "cpu", int(stream(seed, 2, index).integers(2**63)))
+        self.index, self.block, self.machine, self.learner = index, block, machine, learner
         self.groups = run.worker_groups(block)
-        upstream = range(block) if run.learning.conditioning == "chain" else range(0)
-        self._watched = (*self.groups, *map(block_group, upstream))
-        self.contributors = {group: Contributor(run, group, elements(run, group)) for group in self.groups}
+        self.watched = (*self.groups, *run.copied_groups(block))
+        """Own groups, and those that training reads."""
+        self.lags = {
+            block_group(other): run.copy_lag(block, other)
+            for other in range(run.model.blocks)
+            if block_group(other) in self.watched
+        }
+        self.contributors = {group: Contributor(run, group, lengths[group]) for group in self.groups}
         self.pace = Pace()
         self.desk = Desk(run)
         self.held: dict[str, bytes] = {}
         """Digest of the version of each group that this machine has."""
         self._bases: dict[str, Base] = {}
-        self._local_steps = run.training.local_steps
+        self._run = run
 
-    def synchronise(self, versions: dict[str, Version]) -> int:
-        """Take up the newest versions and settle what was sent; returns the bytes fetched for it."""
-        fetched = 0
-        for group in self._watched:
-            version = versions[group]
+    def synchronise(self, version_of: Callable[[str, int], Version]) -> list[str]:
+        """Take up the newest versions and settle what was sent; returns the groups fetched for it.
+
+        ``version_of`` gives the version of a group so many before its newest.
+        """
+        fetched = []
+        for group in self.watched:
+            version = version_of(group, 0)
             if self.held.get(group) != version.base.digest:
-                # Version 0 follows from the seed: nobody sends it.
-                fetched += encoded_size(len(version.vector), "float32") if version.manifest else 0
                 self.held[group] = version.base.digest
+                if version.manifest:
+                    # Version 0 follows from the seed: nobody sends it.
+                    fetched.append(group)
             vector = version.vector
             if group in self.groups:
                 self._bases[group] = version.base
                 self.contributors[group].settle(version.manifest)
                 vector = self.contributors[group].begin_from(vector)
-            self.trainer.load(group, version.base.version, version.base.steps, vector)
+            else:
+                version = version_of(group, self.lags[group])
+                vector = version.vector
+            self.learner.load(group, version.base.version, version.base.steps, vector)
         return fetched
 
-    def train(self, begin: float, stop: float) -> TrainOutcome | None:
-        """As many steps as this machine fits between two times; None if not one."""
-        steps = min(self._local_steps, self.machine.steps_between(begin, stop))
-        if not steps:
-            return None
+    def steps(self, slots: Slots, round: int, begin: float) -> int:
+        """Steps that this machine makes from ``begin`` on; 0: it sits the round out, as a node does.
+
+        A node that could not keep up even with an empty slot makes one step, or it would never measure
+        itself anew.
+        """
+        stop = self.pace.stop_at(slots, round)
+        if stop > begin:
+            return min(self._run.training.local_steps, self.machine.steps_between(begin, stop))
+        return 0 if self.pace.can_keep_up(slots) else 1
+
+    def train(self, steps: int) -> TrainOutcome:
         self.pace.stepped(self.machine.step_seconds)
-        return self.trainer.train(steps)
+        return self.learner.train(steps)
 
     def submission(self, group: str, round: int, outcome: TrainOutcome) -> Submission:
         """The update of a group, ready to be sealed and sent."""
         nonce = hashlib.blake2b(f"{self.peer} {group} {round}".encode(), digest_size=16).digest()
-        update = self.trainer.update(group)
+        update = self.learner.update(group)
         return self.contributors[group].prepare(
             round, self._bases[group], update, outcome.steps, outcome.tokens, nonce
         )

@@ -45,14 +45,79 @@ def test_the_same_command_prints_the_same(arguments: list[str], capsys: pytest.C
     assert first["rounds"][1]["bytes_moved"] == first["bytes_moved"] > 0
 
 
-def test_a_line_a_round_and_a_last_one(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run([*arguments, "--slow", "0.5"]) == 0
+def test_a_line_a_round_and_a_last_one(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    regime = tmp_path / "nobody.toml"
+    regime.write_text("stall = 1.0\nstall_slots = 0.4\nstall_spread = 0\n")
+    assert main.run([*arguments, "--regime", str(regime)]) == 0
     heading, titles, *rounds, closing = capsys.readouterr().out.splitlines()
-    assert "2 blocks, 2 workers" in heading
+    assert "2 blocks, 2 workers, blocktrain" in heading
     assert "CE after each block" in titles
     assert [line.split()[0] for line in rounds] == ["0", "1"]
-    assert all("2/4" in line for line in rounds)
-    assert closing.startswith("participation 50%")
+    assert all("0/4" in line for line in rounds)
+    assert closing.startswith("participation 0% · CE 5.545")
+
+
+def test_the_rounds_alone(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    dry = ["simulate", "--dry", "--workers", "60", "--rounds", "2", "--regime", "wan"]
+    assert main.run([*dry, "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert (summary["regime"], summary["workers"], summary["ce_last"]) == ("wan", 60, None)
+    assert 0.2 < summary["participation"] < 0.7
+    assert main.run(dry) == 0
+    heading, titles, *_, closing = capsys.readouterr().out.splitlines()
+    assert "dry: nothing is learnt" in heading
+    assert "CE" not in titles + closing
+    # Also of a run, and then without its text.
+    assert main.run([*arguments[:3], "--dry", "--rounds", "1"]) == 0
+    assert "run tiny" in capsys.readouterr().out
+
+
+def test_replicas_are_machines_a_block(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    alone = [word for word in arguments if word not in ("--workers", "2")] + ["2"]
+    assert main.run([*alone, "--replicas", "3", "--dry", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["workers"] == 6
+    assert main.run([*arguments, "--replicas", "3"]) == 2
+    assert "--workers and --replicas" in capsys.readouterr().err
+
+
+def test_another_method_plays_another_run(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    summaries = {}
+    for method in ("blocktrain", "end-to-end", "diloco"):
+        assert main.run([*arguments, "--method", method, "--json"]) == 0
+        summaries[method] = json.loads(capsys.readouterr().out)
+    assert {name: summary["workers"] for name, summary in summaries.items()} == {
+        "blocktrain": 2, "end-to-end": 1, "diloco": 2,
+    }  # fmt: skip
+    assert len({summary["digest"] for summary in summaries.values()}) == 3
+    assert summaries["end-to-end"]["bytes_moved"] == 0
+    assert [len(summaries["diloco"]["rounds"][0]["ce"]), summaries["diloco"]["method"]] == [1, "diloco"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "known"),
+    [
+        ("--regime", "lan", "lockstep, mild, wan, bad-edge"),
+        ("--method", "sgd", "blocktrain, end-to-end, one-block, fedavg, local-sgd, diloco"),
+    ],
+)
+def test_the_known_ones_are_listed(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], option: str, value: str, known: str
+) -> None:
+    assert main.run([*arguments, option, value]) == 2
+    complaint = capsys.readouterr().err
+    assert f"{option}: there is no" in complaint
+    assert value in complaint
+    assert known in complaint
+
+
+def test_a_wrong_regime_file_is_named_with_its_key(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.toml").write_text("latency = -1\n")
+    assert main.run([*arguments, "--regime", str(tmp_path / "mine.toml")]) == 2
+    assert "mine.toml: latency" in capsys.readouterr().err
 
 
 def test_too_few_workers_are_named(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,69 @@
+"""The round without the learning: updates of a few numbers, everything else as ever.
+
+Headers are signed, offered and judged, receipts and manifests made by the code that nodes run. Only what
+goes into an update is made up, and its size on the links is that of the run's real one.
+"""
+
+from __future__ import annotations
+
+from math import ceil, nan
+
+import numpy as np
+
+from spheroid_node.model.randomness import stream
+from spheroid_node.run import LearningSpec, ModelSpec, RoundSpec, RunSpec, TrainingSpec
+from spheroid_node.training.local import TrainOutcome
+from spheroid_node.wire.tensors import Vector
+
+ELEMENTS = 16
+"""Of every update and version."""
+
+REPLICAS = 50
+"""Most workers a block of :func:`wide_run`: a manifest names 64 updates."""
+
+
+def vector() -> Vector:
+    """Version 0 of every group: float32 [ELEMENTS]."""
+    return np.zeros(ELEMENTS, dtype=np.float32)
+
+
+class DryLearner:
+    """In the place of a trainer: its updates are noise, and cost no time to make."""
+
+    def __init__(self, run: RunSpec, seed: int, index: int) -> None:
+        self._run, self._seed, self._index = run, seed, index
+        self._rounds = 0
+
+    def load(self, group: str, version: int, steps: int, vector: Vector) -> None:
+        """Nothing that is learnt here depends on a version."""
+
+    def reset_moments(self) -> None:
+        """There are none."""
+
+    def train(self, max_steps: int) -> TrainOutcome:
+        self._rounds += 1
+        training, window = self._run.training, self._run.model.window
+        tokens = max_steps * training.batch * window
+        return TrainOutcome(
+            steps=max_steps, tokens=tokens, seconds=0.0, loss=nan, step_seconds=0.0, upstream_seconds=0.0
+        )
+
+    def update(self, group: str) -> Vector:
+        """float32 [ELEMENTS]."""
+        return stream(self._seed, 4, self._index, self._rounds).standard_normal(ELEMENTS, dtype=np.float32)
+
+
+def wide_run(workers: int) -> RunSpec:
+    """A run for a swarm of any size: so many blocks that each has at most 50 workers, and three at least.
+
+    Every block is about 800 thousand parameters. The interface is frozen and no block reads the one before
+    it: both would bring all workers to one peer, which can take 64 updates a round.
+    """
+    return RunSpec(
+        name="wide",
+        model=ModelSpec(blocks=max(3, ceil(workers / REPLICAS)), layers=4, width=128, heads=4, window=128),
+        learning=LearningSpec(conditioning="context"),
+        training=TrainingSpec(local_steps=40),
+        round=RoundSpec(period=60.0, settle=8.0),
+        interface="frozen",
+    )
