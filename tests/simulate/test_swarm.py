@@ -195,8 +195,11 @@ def test_only_what_crosses_a_link_counts_as_moved(text: Text) -> None:
     # Round 0: version 0 is nobody's to send; in each group all but the leader send 2 bytes an element.
     sent = 2 * (sizes["block-0"] + sizes["block-1"] + 3 * sizes["interface"])
     assert reports[0].bytes_moved == sent
-    # Round 1: all but the leaders fetch 4 bytes an element, and block 1's workers their upstream block.
-    fetched = 4 * (sizes["block-0"] + sizes["block-1"] + 3 * sizes["interface"] + 2 * sizes["block-0"])
+    # Round 1: all but the leaders fetch 4 bytes an element, and so do those who keep a copy of another block.
+    fetched = 4 * (sizes["block-0"] + sizes["block-1"] + 3 * sizes["interface"])
+    copied = [group for worker in range(WORKERS) for group in run.copied_groups(worker % 2)]
+    assert copied.count("block-0") == 2
+    fetched += 4 * sum(sizes[group] for group in copied)
     assert reports[1].bytes_moved == 2 * sent + fetched
 
 
