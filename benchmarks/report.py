@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -36,7 +37,7 @@ def write_result(
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     result = {
-        "command": " ".join(["python", *sys.argv]),
+        "command": f"python -m benchmarks.{Path(sys.argv[0]).stem} {shlex.join(sys.argv[1:])}".rstrip(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "seeds": list(seeds),

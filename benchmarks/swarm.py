@@ -1,6 +1,6 @@
 """A whole swarm on real text, real sockets and real processes: does it learn, and what does the daemon cost?
 
-    python benchmarks/swarm.py --data ../shared/data/wikitext-2.tar.xz --minutes 45
+    python -m benchmarks.swarm --data ../shared/data/wikitext-2.tar.xz --minutes 45
 
 Writes results/swarm.json and results/swarm.png. Four parts, one after the other, on an idle machine: how
 long --help takes; tokens/s of the trainer in a node against the same block in a bare PyTorch loop, in
@@ -24,9 +24,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from local_swarm import LocalSwarm, events, local_swarm, pss_mb, wait_for
-from report import RESULTS, write_result
-
+from benchmarks.local_swarm import LocalSwarm, events, local_swarm, pss_mb, wait_for
+from benchmarks.report import RESULTS, write_result
 from spheroid_node.cli.demo.processes import Child
 from spheroid_node.cli.demo.shape import demo_run
 from spheroid_node.cli.eval import compose

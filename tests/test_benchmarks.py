@@ -1,0 +1,62 @@
+"""The benchmarks are run by hand; here they are only kept from rotting."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import arms
+from benchmarks.arms import Arm, row, small_run
+
+SCRIPTS = sorted(path.stem for path in Path(arms.__file__).parent.glob("*.py"))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_script_can_be_imported(name: str) -> None:
+    module = importlib.import_module(f"benchmarks.{name}")
+    assert module.__doc__
+
+
+def test_the_small_run_decays_over_the_tokens_of_an_arm() -> None:
+    alone, two = small_run(2_048_000), small_run(2_048_000, replicas=2)
+    steps = 2_048_000 // (16 * 128)
+    assert alone.training.decay_steps == steps - alone.training.warmup_steps
+    assert two.training.decay_steps == steps // 2 - two.training.warmup_steps
+
+
+def test_changes_are_to_the_sections_they_name() -> None:
+    run = small_run(204_800, model={"blocks": 6, "layers": 1}, learning={"denoiser": "edm"})
+    assert (run.model.blocks, run.model.layers, run.model.width) == (6, 1, 128)
+    assert (run.learning.denoiser, run.learning.conditioning) == ("edm", "chain")
+
+
+def test_an_arm_is_played_again_once_it_has_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(arms, "RAW", tmp_path)
+    arm = Arm("two words, one arm", small_run(204_800), 204_800)
+    path = arms._path("table", arm, 1)
+    path.parent.mkdir()
+    path.write_text(json.dumps({"key": arm.key(1), "ce": 2.0}))
+    assert path.name == "two-words-one-arm-1.json"
+    assert arms._kept("table", arm, 1) == {"key": arm.key(1), "ce": 2.0}
+    assert arms._kept("table", arm, 2) is None
+    for other in (
+        Arm(arm.name, small_run(409_600), 204_800),
+        Arm(arm.name, arm.run, 409_600),
+        Arm(arm.name, arm.run, 204_800, regime="mild"),
+        Arm(arm.name, arm.run, 204_800, method="fedavg"),
+        Arm(arm.name, arm.run, 204_800, replicas=2),
+    ):
+        assert arms._kept("table", other, 1) is None
+
+
+def test_a_row_has_the_mean_and_the_deviation() -> None:
+    results = [
+        {"ce": ce, "ce_by_block": [2.0, ce], "ce_mean_log_probs": ce, "ce_last_two": ce, "tokens": 8.0}
+        for ce in (1.0, 2.0, 3.0)
+    ]
+    made = row("arm", results, more=1)
+    assert (made["ce"], made["ce_sd"], made["ce_by_block"], made["seeds"]) == (2.0, 1.0, [2.0, 2.0], 3)
+    assert (made["arm"], made["more"]) == ("arm", 1)
