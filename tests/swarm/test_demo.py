@@ -95,7 +95,9 @@ def test_a_whole_demo(start: Callable[[str], Demo]) -> None:
         f"Figure: {demo.output / 'ce.png'}",
     ]
     config = json.loads((demo.output / "model" / "config.json").read_text())
-    assert all(version > 0 for version in config["versions"].values())
+    # After a round or two the first blocks of a staggered chain may still be at version 0.
+    assert config["versions"]["block-2"] > 0
+    assert config["versions"]["interface"] > 0
     assert config["evaluation"]["ce_readout"] < 5.545
     assert spheroid_node.model.load(demo.output / "model").run.name == "demo"
     assert (demo.output / "ce.png").read_bytes().startswith(b"\x89PNG")
