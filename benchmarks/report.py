@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import platform
@@ -37,7 +38,7 @@ def write_result(
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
     result = {
-        "command": f"python -m benchmarks.{Path(sys.argv[0]).stem} {shlex.join(sys.argv[1:])}".rstrip(),
+        "command": _command(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
         "seeds": list(seeds),
@@ -46,3 +47,11 @@ def write_result(
     }
     path.write_text(json.dumps(result, indent=1) + "\n")
     return path
+
+
+def _command() -> str:
+    """What was typed; where the data lies on this machine is nobody's concern."""
+    words = [
+        "DATA" if before == "--data" else word for before, word in itertools.pairwise(["", *sys.argv[1:]])
+    ]
+    return shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *words])

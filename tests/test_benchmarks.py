@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import arms
+from benchmarks import arms, tables
 from benchmarks.arms import Arm, row, small_run
 
 SCRIPTS = sorted(path.stem for path in Path(arms.__file__).parent.glob("*.py"))
@@ -60,3 +60,14 @@ def test_a_row_has_the_mean_and_the_deviation() -> None:
     made = row("arm", results, more=1)
     assert (made["ce"], made["ce_sd"], made["ce_by_block"], made["seeds"]) == (2.0, 1.0, [2.0, 2.0], 3)
     assert (made["arm"], made["more"]) == ("arm", 1)
+
+
+def test_the_tables_of_the_page_are_those_of_the_results() -> None:
+    page = tables.PAGE.read_text(encoding="utf-8")
+    assert tables.filled(page) == page
+    assert {name for _, name, _ in tables.MARKED.findall(page)} <= set(tables.TABLES)
+
+
+def test_a_table_that_is_not_the_result_is_noticed() -> None:
+    page = tables.PAGE.read_text(encoding="utf-8")
+    assert tables.filled(page.replace("tokens/s |", "tokens/h |", 1)) == page

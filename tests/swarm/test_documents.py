@@ -33,7 +33,9 @@ BY_HAND = [
     for words in LINES
     if words[0] in ("bootstrap", "join") and not {"--peer", "--announce", "--port"} & set(words)
 ]
-CLIENTS = [words for words in LINES if words[0] in ("generate", "status", "eval", "export", "simulate", "plan")]
+CLIENTS = [
+    words for words in LINES if words[0] in ("generate", "status", "eval", "export", "simulate", "plan")
+]
 LASTING = [words for words in LINES if words[0] == "gateway" or "--watch" in words]
 
 pytestmark = pytest.mark.timeout(300)
