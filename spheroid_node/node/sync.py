@@ -70,20 +70,22 @@ class Synchroniser:
             return await self._ask_holders(group, held)
 
     async def behind(self, group: str, lag: int) -> Held:
-        """The version ``lag`` before the newest here; the nearest to it that is to be had."""
-        held = self._store.behind(group, lag)
-        wanted = max(0, self._store.newest(group).version - lag)
-        if held.version == wanted:
-            return held
+        """The version ``lag`` before the newest here; the nearest to it that is to be had.
+
+        What lies between is fetched too: the next rounds ask for it, and each version names the digest of the
+        one before, so that nobody can hand out another.
+        """
         async with self._turns.setdefault(group, asyncio.Lock()):
-            try:
-                return await self._fetch_older(group, wanted)
-            except (TransferFailed, LinkFailed, WireError, OSError, TimeoutError, ValueError) as error:
-                log.debug("version.not_fetched", group=group, version=wanted, cause=str(error))
+            newer: Held | None = self._store.newest(group)
+            for _ in range(lag):
+                if newer is None or newer.manifest is None:
+                    break
+                older = self._store.get(group, newer.version - 1)
+                newer = older or await self._fetch_older(group, newer.version - 1, newer.manifest.parent)
         return self._store.behind(group, lag)
 
-    async def _fetch_older(self, group: str, version: int) -> Held:
-        """Raises :class:`ValueError` where nobody that holds a newer one has it too."""
+    async def _fetch_older(self, group: str, version: int, digest: bytes) -> Held | None:
+        """A version from any node that has it beside a newer one; None where there is none."""
         if version == 0:
             held = await asyncio.to_thread(Held.of, group, 0, initial_vector(self._client.run, group))
             self._store.add(held)
@@ -91,18 +93,25 @@ class Synchroniser:
         nodes = await self.nodes()
         for record in nodes.values():
             if any(item.group == group and item.version >= version for item in record.held):
-                address = _address(nodes, record)
-                listing = await self._listing(address, group, version)
-                if listing is None:
-                    continue
-                signer, manifest = Manifest.unseal(listing.manifest)
-                if (manifest.group, manifest.version) == (group, version) and self._is_plausible(
-                    signer, manifest
-                ):
-                    held = await self._payload([address], manifest, listing.manifest)
-                    self._store.add(held)
-                    return held
-        raise ValueError("nobody has it")
+                try:
+                    return await self._older_from(_address(nodes, record), group, version, digest)
+                except (TransferFailed, LinkFailed, WireError, OSError, TimeoutError, ValueError) as error:
+                    log.debug("version.not_fetched", group=group, version=version, cause=str(error))
+        return None
+
+    async def _older_from(self, address: HopAddress, group: str, version: int, digest: bytes) -> Held:
+        """Raises :class:`ValueError` for a holder that has not this version, but perhaps another."""
+        listing = await self._listing(address, group, version)
+        if listing is None:
+            raise ValueError("the holder has it no more")
+        signer, manifest = Manifest.unseal(listing.manifest)
+        if (manifest.group, manifest.version, manifest.digest) != (group, version, digest):
+            raise ValueError("it is not the one that the next was made from")
+        if not self._is_plausible(signer, manifest):
+            raise ValueError("its manifest is not plausible")
+        held = await self._payload([address], manifest, listing.manifest)
+        self._store.add(held)
+        return held
 
     async def keep_up(self, groups: tuple[str, ...]) -> None:
         """After every slot, take the versions that it made, whatever the trainer does. For ever.

@@ -108,8 +108,11 @@ class Peer:
         self.announce()
 
     def announce(self) -> None:
+        self.world.records[self.id] = self.announced()
+
+    def announced(self) -> NodeRecord:
         held = [self.store.newest(group) for group in self.groups]
-        self.world.records[self.id] = NodeRecord(
+        return NodeRecord(
             run=self.world.run.run_id, block=self.block, state="online", host="127.0.0.1",
             port=self.address.port, device="cpu", started=0.0, round=-1,
             held=[HeldVersion(group=h.group, version=h.version, digest=h.digest) for h in held],

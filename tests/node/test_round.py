@@ -13,7 +13,9 @@ import pytest
 
 from spheroid_node.model.initial import initial_vector
 from spheroid_node.net.directory import Directory
+from spheroid_node.node.client import fetch_model
 from spheroid_node.node.collecting import Collector, owns
+from spheroid_node.node.report import Report, Reporter
 from spheroid_node.node.versions import Held
 from spheroid_node.rounds.collection import Base
 from spheroid_node.rounds.contribution import Contributor, Submission
@@ -177,15 +179,19 @@ async def test_a_joiner_takes_the_version_from_a_holder_even_when_no_manifest_is
         assert (held.version, held.digest) == (1, one.store.newest(GROUP).digest)
 
 
-def version(world: World, number: int, signer: Peer) -> Held:
-    """Version ``number`` of the group, as ``signer`` made it in the round before."""
-    vector = initial_vector(world.run, GROUP) + np.float32(number)
+def version(world: World, number: int, signer: Peer, learnt: float = 1.0) -> Held:
+    """Version ``number`` of the group, as ``signer`` made it of the one before; ``learnt`` in every round."""
+
+    def vector(number: int) -> Vector:
+        return initial_vector(world.run, GROUP) + np.float32(learnt * number)
+
     outcome = UpdateOutcome(peer=signer.id, digest=bytes(32), tokens=8, norm=1.0, verdict=Verdict.ACCEPTED)
     manifest = Manifest(
-        run=world.run.run_id, group=GROUP, round=number - 1, version=number, parent=bytes(32),
-        digest=vector_digest(vector), elements=len(vector), rank=0, steps=number, updates=[outcome],
+        run=world.run.run_id, group=GROUP, round=number - 1, version=number,
+        parent=vector_digest(vector(number - 1)), digest=vector_digest(vector(number)),
+        elements=len(vector(0)), rank=0, steps=number, updates=[outcome],
     )  # fmt: skip
-    return Held.of(GROUP, number, vector, manifest.seal(signer.client.identity.key))
+    return Held.of(GROUP, number, vector(number), manifest.seal(signer.client.identity.key))
 
 
 async def test_a_joiner_takes_older_versions_from_a_holder_too(world: World, tmp_path: Path) -> None:
@@ -200,6 +206,38 @@ async def test_a_joiner_takes_older_versions_from_a_holder_too(world: World, tmp
         assert joiner.store.newest(GROUP).version == 3
         del one.store._held[GROUP][1]
         assert (await joiner.sync.behind(GROUP, 2)).version == 2  # nobody has version 1: the nearest to it
+
+
+async def test_an_older_version_is_the_one_that_the_next_was_made_from(world: World, tmp_path: Path) -> None:
+    world.clock.now = 900.0
+    async with peers(world, tmp_path, (0, 0, 1)) as (liar, one, joiner):
+        for number in (1, 2, 3):
+            liar.store.adopt(version(world, number, liar, learnt=5.0))
+            one.store.adopt(version(world, number, one))
+        newest = one.store.newest(GROUP)
+        joiner.store.adopt(newest)
+        # The liar is asked first, and a holder that is gone as well.
+        gone = one.announced().model_copy(update={"port": 1})
+        world.records = {"gone": gone, liar.id: liar.announced(), one.id: one.announced()}
+        older = await joiner.sync.behind(GROUP, 1)
+        assert (older.version, older.digest) == (2, version(world, 2, one).digest)
+        del one.store._held[GROUP][1]
+        assert (await joiner.sync.behind(GROUP, 2)).version == 2
+
+
+async def test_the_first_block_is_served_and_put_together_one_version_back(
+    world: World, tmp_path: Path
+) -> None:
+    world.clock.now = 900.0
+    async with peers(world, tmp_path, (0, 1)) as (one, client):
+        for number in (1, 2, 3):
+            one.store.adopt(version(world, number, one))
+        one.announce()
+        record = Reporter(one.client, one.store, Report(0, "cpu"), one.address).record()
+        assert (record.held[0].version, record.serves) == (3, 2)
+        vectors, versions = await fetch_model(client.client)
+        assert versions == {"block-0": 2, "block-1": 0, "interface": 0}
+        np.testing.assert_array_equal(vectors[GROUP], version(world, 2, one).vector)
 
 
 async def test_version_0_is_asked_of_nobody(world: World, tmp_path: Path) -> None:
