@@ -210,11 +210,11 @@ class RunSpec(_Section):
         looks = self.learning.conditioning == "chain" and self.learning.lookahead > 0
         return block + 1 if looks and block + 1 < self.model.blocks else None
 
-    def copied_groups(self, block: int) -> tuple[str, ...]:
-        """The groups that a worker of ``block`` follows without training them."""
+    def copied_groups(self, block: int) -> dict[str, int]:
+        """The groups that a worker of ``block`` follows without training them, and how far each copy lags."""
         ahead = self.ahead_block(block)
         blocks = self.upstream_blocks(block) if ahead is None else (*self.upstream_blocks(block), ahead)
-        return tuple(block_group(index) for index in blocks)
+        return {block_group(index): self.copy_lag(block, index) for index in blocks}
 
     def allows(self, peer: str) -> bool:
         return self.access == "open" or peer in self.access

@@ -24,7 +24,7 @@ from spheroid_node.rounds.contribution import Contributor, Submission
 from spheroid_node.rounds.election import ranking
 from spheroid_node.rounds.pacing import Pace
 from spheroid_node.rounds.slots import Slots
-from spheroid_node.run import INTERFACE_GROUP, block_group
+from spheroid_node.run import INTERFACE_GROUP
 from spheroid_node.training.trainer_protocol import Evaluate, Load, Save, Train
 from spheroid_node.wire.codes import Verdict
 from spheroid_node.wire.tensors import Vector, decode_vector, encode_vector
@@ -63,13 +63,9 @@ class Worker:
         self._report = report
         self._slots = Slots.of(client.run.round)
         self._groups = client.run.worker_groups(block)
-        self._watched = (*self._groups, *client.run.copied_groups(block))
+        self._copied = client.run.copied_groups(block)
+        self._watched = (*self._groups, *self._copied)
         """Own groups, and those that training reads."""
-        self._lags = {
-            block_group(other): client.run.copy_lag(block, other)
-            for other in range(client.run.model.blocks)
-            if block_group(other) in client.run.copied_groups(block)
-        }
         self._contributors = {
             group: Contributor(client.run, group, elements(client.run, group)) for group in self._groups
         }
@@ -111,7 +107,7 @@ class Worker:
         held = dict(zip(self._watched, synced, strict=True))
         if self._run.interface == "frozen":
             held[INTERFACE_GROUP] = self._store.newest(INTERFACE_GROUP)
-        for group, lag in self._lags.items():
+        for group, lag in self._copied.items():
             held[group] = await self._sync.behind(group, lag)
         for group, version in held.items():
             if self._loaded.get(group) != version.digest:

@@ -14,7 +14,7 @@ from spheroid_node.rounds.collection import Base
 from spheroid_node.rounds.contribution import Contributor, Submission
 from spheroid_node.rounds.pacing import Pace
 from spheroid_node.rounds.slots import Slots
-from spheroid_node.run import RunSpec, block_group
+from spheroid_node.run import RunSpec
 from spheroid_node.simulate.regime import Machine
 from spheroid_node.training.local import TrainOutcome
 from spheroid_node.wire.messages import Manifest
@@ -61,13 +61,9 @@ class Worker:
         self.peer = peer_id_of_key(self.key)
         self.index, self.block, self.machine, self.learner = index, block, machine, learner
         self.groups = run.worker_groups(block)
-        self.watched = (*self.groups, *run.copied_groups(block))
+        self.copied = run.copied_groups(block)
+        self.watched = (*self.groups, *self.copied)
         """Own groups, and those that training reads."""
-        self.lags = {
-            block_group(other): run.copy_lag(block, other)
-            for other in range(run.model.blocks)
-            if block_group(other) in self.watched
-        }
         self.contributors = {group: Contributor(run, group, lengths[group]) for group in self.groups}
         self.pace = Pace()
         self.desk = Desk(run)
@@ -95,7 +91,7 @@ class Worker:
                 self.contributors[group].settle(version.manifest)
                 vector = self.contributors[group].begin_from(vector)
             else:
-                version = version_of(group, self.lags[group])
+                version = version_of(group, self.copied[group])
                 vector = version.vector
             self.learner.load(group, version.base.version, version.base.steps, vector)
         return fetched

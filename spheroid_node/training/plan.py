@@ -96,7 +96,7 @@ def plan(run: RunSpec, block: int, device_kind: DeviceKind = "cuda", mixed: bool
         parameters=FLOAT32_BYTES * held,
         gradients=FLOAT32_BYTES * trained,
         optimiser=MOMENT_BYTES * trained,
-        upstream=_sum_of_blocks(partial(_frozen_bytes, run, mixed), run.copied_groups(block)),
+        upstream=_sum_of_blocks(partial(_frozen_bytes, run, mixed), tuple(run.copied_groups(block))),
         activations=_activation_bytes(
             run, min(block, 1), run.ahead_block(block) is not None, device_kind, mixed
         ),
@@ -129,7 +129,7 @@ def traffic(run: RunSpec, block: int, compression: str | None = None) -> Traffic
     run.check_block(block)
     groups = run.worker_groups(block)
     trained = [group_elements(run, group) for group in groups]
-    copied = _sum_of_blocks(partial(group_elements, run), run.copied_groups(block))
+    copied = _sum_of_blocks(partial(group_elements, run), tuple(run.copied_groups(block)))
     return Traffic(
         update=sum(encoded_size(size, compression or run.round.compression) for size in trained),
         versions=encoded_size(sum(trained) + copied, "float32"),

@@ -131,4 +131,4 @@ def test_who_looks_ahead(
     trainer = LocalTrainer(run, block, text)
     assert (trainer.ahead.index if trainer.ahead else None) == ahead == run.ahead_block(block)
     indices = [hop.index for hop in (*trainer.upstream, *([trainer.ahead] if trainer.ahead else []))]
-    assert run.copied_groups(block) == tuple(f"block-{index}" for index in indices)
+    assert tuple(run.copied_groups(block)) == tuple(f"block-{index}" for index in indices)
