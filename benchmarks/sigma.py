@@ -8,6 +8,7 @@ excellent, and from noise, where z tells nothing, it fails. ``evidence`` keeps z
 
 from __future__ import annotations
 
+from math import log
 from pathlib import Path
 
 from benchmarks.arms import Arm, options, play, row, small_run, spread
@@ -56,8 +57,6 @@ def main() -> None:
 
 def _middle(low: float, high: float) -> float:
     """Mean of ln σ in the middle of the range, as the default is of [1, 10]."""
-    from math import log
-
     return (log(low) + log(high)) / 2
 
 

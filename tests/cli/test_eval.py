@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
@@ -180,14 +180,13 @@ def test_wrong_input_is_one_line(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_that_may_not_be_written(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    try:
-        with pytest.raises(OutputUnwritable, match="Permission denied"):
-            evaluation.check_writable(tmp_path / "blocks.png")
-    finally:
-        tmp_path.chmod(0o700)
+def test_a_folder_that_may_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: object) -> None:  # a folder's mode would not keep root out
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    with pytest.raises(OutputUnwritable, match="Permission denied"):
+        evaluation.check_writable(tmp_path / "blocks.png")
 
 
 def test_a_folder_that_goes_while_it_measures(tmp_path: Path) -> None:
