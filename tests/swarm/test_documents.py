@@ -52,6 +52,7 @@ class Terminal:
         return subprocess.run(
             [sys.executable, "-m", "spheroid_node", *words],
             cwd=self.folder,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},  # beside three trainers more threads only wait
             capture_output=True,
             text=True,
             timeout=200,
