@@ -52,10 +52,12 @@ class Arm:
     regime: str = "lockstep"
     replicas: int = 1
     """Workers a block."""
+    precision: str = "auto"
 
     def key(self, seed: int) -> str:
         """Changes with all that the arm's outcome depends on, except the code."""
         fields = [self.run.run_id, self.tokens, self.method, self.regime, self.replicas, seed, WINDOWS]
+        fields += [] if self.precision == "auto" else [self.precision]
         return hashlib.blake2b(json.dumps(fields).encode(), digest_size=8).hexdigest()
 
 
@@ -90,15 +92,12 @@ def small_run(tokens: int, *, replicas: int = 1, local_steps: int = 50, **change
 
 def play(table: str, arms: Sequence[Arm], options: argparse.Namespace) -> dict[str, list[dict[str, Any]]]:
     """Raw results of all arms for all seeds, by arm."""
-    chosen = [arm for arm in arms if not options.only or arm.name in options.only]
-    wanted = [(arm, seed) for arm in chosen for seed in options.seeds]
+    wanted = [(arm, seed) for seed in options.seeds for arm in arms]
     missing = [(arm, seed) for arm, seed in wanted if _kept(table, arm, seed) is None]
     print(f"{table}: {len(wanted)} plays, {len(wanted) - len(missing)} of them kept", flush=True)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
         text = unpack(Path(options.data), Path(folder))
         list(pool.map(lambda item: _play_apart(table, *item, text), missing))
-    if options.only:
-        raise SystemExit(0)
     return {arm.name: [_result(table, arm, seed) for seed in options.seeds] for arm in arms}
 
 
@@ -140,7 +139,7 @@ def play_here(arm: Arm, seed: int, text_folder: Path) -> dict[str, Any]:
         REGIMES[arm.regime],
         method,
         evaluation_windows=CURVE_WINDOWS,
-        precision="auto",
+        precision=arm.precision,
         compiled=True,
     )
     begun, curve, accepted, expected = time.monotonic(), [], 0, 0
@@ -223,7 +222,6 @@ def options(doc: str | None) -> argparse.Namespace:
     )
     parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
     parser.add_argument("--jobs", type=int, default=1, help="arms played at a time, a core each")
-    parser.add_argument("--only", nargs="+", metavar="ARM", help="play these arms and write no table yet")
     return parser.parse_args()
 
 
@@ -250,26 +248,26 @@ def row(name: str, results: Sequence[Mapping[str, Any]], **more: Any) -> dict[st
     }
 
 
-def bars(path: Path, title: str, rows: Sequence[Mapping[str, Any]], reference: float | None = None) -> None:
-    """A bar an arm with its standard deviation, best at the top; ``reference`` is the end-to-end model."""
+def dots(path: Path, title: str, rows: Sequence[Mapping[str, Any]], reference: float | None = None) -> None:
+    """A dot an arm with its standard deviation, in the order given; ``reference`` is the end-to-end model."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(8, 1 + 0.36 * len(rows)), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(8, 1.1 + 0.36 * len(rows)), layout="constrained")
     names, values = [r["arm"] for r in rows], [r["ce"] for r in rows]
-    axes.barh(names, values, xerr=[r["ce_sd"] for r in rows], color="#4c78a8", height=0.65, capsize=3)
-    for position, value in enumerate(values):
-        axes.annotate(f" {value:.3f}", (0, position), va="center", color="white")
-    low = min([*values, reference or values[0]])
-    axes.set_xlim(max(0.0, low - 0.5 * (max(values) - low) - 0.05), max(values) * 1.01 + 0.02)
-    for text in axes.texts:
-        text.set_position((axes.get_xlim()[0], text.xy[1]))
+    places = [*range(len(rows))]
+    axes.errorbar(values, places, xerr=[r["ce_sd"] for r in rows], fmt="o", color="#4c78a8", capsize=3)
+    for place, value in zip(places, values, strict=True):
+        axes.annotate(f"{value:.3f}", (value, place), (0, 6), textcoords="offset points", ha="center")
     if reference is not None:
         axes.axvline(reference, color="#e45756", linestyle="--", label="full depth, end to end")
         axes.legend(loc="lower right")
-    axes.invert_yaxis()
+    axes.set_yticks(places, names)
+    axes.set_ylim(len(rows) - 0.5, -0.75)
+    axes.margins(x=0.08)
+    axes.grid(axis="x", alpha=0.3)
     axes.set_xlabel("from-noise cross-entropy on held-out text, nats a byte")
     axes.set_title(title)
     figure.savefig(path, dpi=130)

@@ -5,7 +5,7 @@ python -m benchmarks.depth --data ../shared/data/wikitext-2.tar.xz --jobs 2
 
 from __future__ import annotations
 
-from benchmarks.arms import Arm, bars, options, play, row, small_run
+from benchmarks.arms import Arm, dots, options, play, row, small_run
 from benchmarks.report import RESULTS, write_result
 
 TOKENS = 768_000
@@ -39,7 +39,7 @@ def main() -> None:
                 worker_activations_mb=round(worst.activation_bytes / 1e6, 2),
             )
         )
-    bars(RESULTS / "depth.png", f"Six layers, cut differently, at {TOKENS / 1e6:.2f} M tokens", rows)
+    dots(RESULTS / "depth.png", f"Six layers, cut differently, at {TOKENS / 1e6:.2f} M tokens", rows)
     write_result(
         "depth",
         asked.seeds,

@@ -1,33 +1,39 @@
-"""Blocks of transformer layers against blocks of causal MLPs.
+"""Blocks of transformer layers against blocks of causal MLPs, in short and in longer training.
 
 python -m benchmarks.mixers --data ../shared/data/wikitext-2.tar.xz --jobs 2
 """
 
 from __future__ import annotations
 
-from benchmarks.arms import Arm, bars, options, play, row, small_run
+from typing import Any
+
+from benchmarks.arms import Arm, dots, options, play, row, small_run
 from benchmarks.report import RESULTS, write_result
 
-TOKENS = 768_000
+SHORT = 768_000
+LONG = 3_072_000
+MIXERS = {"attention": "transformer layers", "mlp": "causal MLPs"}
 
 
 def main() -> None:
     from spheroid_node.training.plan import total_elements
 
     asked = options(__doc__)
-    arms = {
-        mixer: Arm(f"blocks of {name}", small_run(TOKENS, model={"mixer": mixer}), TOKENS)
-        for mixer, name in (("attention", "transformer layers"), ("mlp", "causal MLPs"))
-    }
-    results = play("mixers", list(arms.values()), asked)
-    rows = [row(arm.name, results[arm.name], parameters=total_elements(arm.run)) for arm in arms.values()]
-    bars(RESULTS / "mixers.png", f"Transformer against MLP at {TOKENS / 1e6:.2f} M tokens", rows)
-    write_result(
-        "mixers",
-        asked.seeds,
-        rows,
-        {f"{mixer}_ce": found["ce"] for mixer, found in zip(arms, rows, strict=True)},
-    )
+    rows: list[dict[str, Any]] = []
+    headline: dict[str, float] = {}
+    for table, tokens in (("mixers", SHORT), ("mixers-long", LONG)):
+        arms = {
+            mixer: Arm(f"blocks of {name}", small_run(tokens, model={"mixer": mixer}), tokens)
+            for mixer, name in MIXERS.items()
+        }
+        results = play(table, list(arms.values()), asked)
+        length = f"{tokens / 1e6:.2f} M"
+        for mixer, arm in arms.items():
+            found = row(f"{arm.name}, {length}", results[arm.name], parameters=total_elements(arm.run))
+            rows.append(found)
+            headline[f"{mixer}_ce" if tokens == SHORT else f"{mixer}_ce_long"] = found["ce"]
+    dots(RESULTS / "mixers.png", "Transformer against MLP, by tokens", rows)
+    write_result("mixers", asked.seeds, rows, headline)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ All play the same number of rounds. A machine that misses a deadline trains all 
 
 from __future__ import annotations
 
-from benchmarks.arms import Arm, bars, options, play, row, small_run, spread
+from benchmarks.arms import Arm, dots, options, play, row, small_run, spread
 from benchmarks.report import RESULTS, write_result
 
 TOKENS = 1_536_000
@@ -31,7 +31,7 @@ def main() -> None:
         for name in REGIMES
     ]
     labelled = [{**found, "arm": f"{found['arm']} ({found['participation']:.0%})"} for found in rows]
-    bars(RESULTS / "regimes.png", "Six workers under four regimes (participation)", labelled)
+    dots(RESULTS / "regimes.png", "Six workers under four regimes (participation)", labelled)
     headline = {found["arm"].replace("-", "_"): found["ce"] for found in rows}
     write_result("regimes", asked.seeds, rows, headline)
 

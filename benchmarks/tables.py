@@ -57,6 +57,7 @@ TABLES: dict[str, dict[str, Column]] = {
         "activations": lambda row: f"{row['worker_activations_mb']:.1f} MB",
     },
     "mixers": ARM | {"after each block": by_block, "parameters": plain("parameters")},
+    "precision": ARM | {"after each block": by_block},
     "regimes": ARM
     | {
         "participation": lambda row: f"{row['participation']:.0%}",
