@@ -1,10 +1,11 @@
-"""Blocks of transformer layers against blocks of causal MLPs, in short and in longer training.
+"""Blocks of transformer layers against blocks of causal MLPs; in longer training with one seed.
 
 python -m benchmarks.mixers --data ../shared/data/wikitext-2.tar.xz --jobs 2
 """
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 from benchmarks.arms import Arm, dots, options, play, row, small_run
@@ -19,14 +20,15 @@ def main() -> None:
     from spheroid_node.training.plan import total_elements
 
     asked = options(__doc__)
+    first = argparse.Namespace(**{**vars(asked), "seeds": asked.seeds[:1]})
     rows: list[dict[str, Any]] = []
     headline: dict[str, float] = {}
-    for table, tokens in (("mixers", SHORT), ("mixers-long", LONG)):
+    for table, tokens, seeds in (("mixers", SHORT, asked), ("mixers-long", LONG, first)):
         arms = {
             mixer: Arm(f"blocks of {name}", small_run(tokens, model={"mixer": mixer}), tokens)
             for mixer, name in MIXERS.items()
         }
-        results = play(table, list(arms.values()), asked)
+        results = play(table, list(arms.values()), seeds)
         length = f"{tokens / 1e6:.2f} M"
         for mixer, arm in arms.items():
             found = row(f"{arm.name}, {length}", results[arm.name], parameters=total_elements(arm.run))

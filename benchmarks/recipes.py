@@ -22,14 +22,17 @@ LONG = 15_360_000
 BEST = "evidence + chain"
 AHEAD = "evidence + chain, looking ahead"
 WHOLE = "full depth, end to end"
+OFTEN = {"local_steps": 10}
 
 RECIPES: dict[str, dict[str, Any]] = {
-    "edm + context": {"denoiser": "edm", "conditioning": "context"},
-    "edm + chain": {"denoiser": "edm"},
-    "evidence + context": {"conditioning": "context"},
-    "no noise + chain": {"denoiser": "plain"},
-    AHEAD: {"lookahead": 1.0},
-    "evidence + chain, all blocks at their newest": {"staggered": False},
+    "evidence + chain, looking ahead, rounds of 10": {"learning": {"lookahead": 1.0}, "training": OFTEN},
+    "evidence + chain, rounds of 10": {"training": OFTEN},
+    "edm + context": {"learning": {"denoiser": "edm", "conditioning": "context"}},
+    "edm + chain": {"learning": {"denoiser": "edm"}},
+    "evidence + context": {"learning": {"conditioning": "context"}},
+    AHEAD: {"learning": {"lookahead": 1.0}},
+    "no noise + chain": {"learning": {"denoiser": "plain"}},
+    "evidence + chain, all blocks at their newest": {"learning": {"staggered": False}},
     BEST: {},
 }
 
@@ -43,7 +46,7 @@ def transformers(tokens: int) -> list[Arm]:
 
 
 def block_local(tokens: int, recipes: Mapping[str, Mapping[str, Any]]) -> list[Arm]:
-    return [Arm(name, small_run(tokens, learning=changes), tokens) for name, changes in recipes.items()]
+    return [Arm(name, small_run(tokens, **changes), tokens) for name, changes in recipes.items()]
 
 
 def main() -> None:
