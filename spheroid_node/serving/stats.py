@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from spheroid_node.serving.chain import Chain, Sweep
@@ -14,15 +14,18 @@ class GenerationStats:
     """Counts of one generation; times are in seconds from its start."""
 
     sweeps: int = 0
+    """Traversals of the chain; a line of drafts costs one, in however many pieces it travels."""
     bytes: int = 0
     hop_seconds: list[float] = field(default_factory=list)
     """Compute time of each hop, all sweeps together."""
     first_byte: float | None = None
     total: float = 0.0
+    _line: int = -1
 
     def add(self, sweep: Sweep, elapsed: float) -> None:
         """Count ``sweep``, which was complete ``elapsed`` seconds after the start."""
-        self.sweeps += 1
+        self.sweeps += sweep.line < 0 or sweep.line != self._line
+        self._line = sweep.line
         self.bytes += len(sweep.tokens)
         self.hop_seconds += [0.0] * (len(sweep.seconds) - len(self.hop_seconds))
         for hop, seconds in enumerate(sweep.seconds):
@@ -63,6 +66,11 @@ class MeasuredChain:
         sweep = await self._chain.sweep(position, tokens, masked, decide)
         self.stats.add(sweep, self._clock() - self._began)
         return sweep
+
+    async def write(self, position: int, tokens: bytes, count: int, drafts: int = 0) -> AsyncIterator[Sweep]:
+        async for sweep in self._chain.write(position, tokens, count, drafts):
+            self.stats.add(sweep, self._clock() - self._began)
+            yield sweep
 
     async def close(self) -> None:
         await self._chain.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ import torch
 
 from spheroid_node.model.composed import ComposedModel, Hop
 from spheroid_node.run import INTERFACE_GROUP, ModelSpec, RunSpec, block_group
+from spheroid_node.serving.engine import for_serving
 from spheroid_node.serving.hop import HopService
 from spheroid_node.serving.remote import Generation, RemoteChain, find_chain
 from spheroid_node.serving.sessions import Limits
@@ -71,7 +73,7 @@ class Models:
     """A model source that holds one version of a model's block."""
 
     def __init__(self, model: ComposedModel, block: int) -> None:
-        self.hop = model.hop(block)
+        self.hop = for_serving(copy.deepcopy(model).hop(block))
         self.held = (3, 7)  # block version, interface version
 
     def hop_model(self, block_version: int, interface_version: int) -> Hop | None:
