@@ -108,3 +108,16 @@ class LocalChain:
 
     def _conclude(self, piece: Piece, state: ChainState, logits_BTV: Tensor) -> tuple[bytes, Tensor]:
         return conclude(self._hops[-1], piece, state, logits_BTV, self._seed, self._temperature)
+
+
+class LocalSource:
+    """Chains of ``model`` in this process, for :func:`spheroid_node.serving.finding.write_on`."""
+
+    def __init__(self, model: ComposedModel, seed: int, temperature: float) -> None:
+        self._model, self._seed, self._temperature = model, seed, temperature
+
+    async def open(self) -> LocalChain:
+        return LocalChain(self._model, self._seed, self._temperature)
+
+    def lost(self, chain: LocalChain, error: ChainLost) -> None:
+        raise error

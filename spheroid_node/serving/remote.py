@@ -11,23 +11,18 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
-import structlog
 
-from spheroid_node.errors import BlockWithoutReplica, ChainFailed
 from spheroid_node.run import VOCABULARY, RunSpec
 from spheroid_node.serving.chain import ChainLost, Sweep
-from spheroid_node.serving.ports import Connection, Dial, NodeDirectory
-from spheroid_node.serving.routes import Avoid, Route, choose_route
+from spheroid_node.serving.ports import Connection, Dial
+from spheroid_node.serving.routes import Route
 from spheroid_node.serving.steps import Piece, positions_per_step, split
 from spheroid_node.wire.codes import ErrorCode, WireError
 from spheroid_node.wire.messages import Close, Error, Message, Open, Opened, Result, Step, Write
 from spheroid_node.wire.tensors import Vector, unpack_tensor
 
-log = structlog.get_logger()
 T = TypeVar("T")
 
-ATTEMPTS = 5
-RETRY_SECONDS = 0.5
 HOP_SECONDS = 15.0
 """How long a hop may take to be dialled and to open a session."""
 SILENCE_SECONDS = 60.0
@@ -50,50 +45,6 @@ class HopFailed(Exception):
         super().__init__(f"block {block}: {error or type(error).__name__}")
         self.block = block
         self.code = error.code if isinstance(error, WireError) else None
-
-
-async def find_chain(
-    directory: NodeDirectory,
-    run: RunSpec,
-    dial: Dial,
-    generation: Generation,
-    *,
-    retry_seconds: float = RETRY_SECONDS,
-) -> RemoteChain:
-    """A chain of the quickest live replicas, with one interface version throughout.
-
-    A replica that cannot be reached or is busy is left out and another tried, a few times. Raises
-    :class:`BlockWithoutReplica` when the directory knows none of a block, else :class:`ChainFailed`.
-    """
-    avoid, failure = Avoid(), ""
-    for attempt in range(ATTEMPTS):
-        if attempt:
-            await asyncio.sleep(retry_seconds * attempt)
-        records = await asyncio.gather(*(directory.nodes(block) for block in range(run.model.blocks)))
-        try:
-            route = choose_route(run, records, avoid)
-            return await RemoteChain.open(run, route, dial, generation)
-        except BlockWithoutReplica as error:
-            if not failure:  # else they are there, but have all failed
-                raise
-            raise ChainFailed(failure) from error
-        except ChainFailed as error:
-            failure = error.problem.removeprefix("The chain of blocks failed: ")
-        except HopFailed as error:
-            failure = str(error)
-            _blame(avoid, route, error)
-            log.info("chain.retried", cause=failure)
-    raise ChainFailed(failure)
-
-
-def _blame(avoid: Avoid, route: Route, failure: HopFailed) -> None:
-    """Leave out what failed: the versions, the next hop, or the hop itself."""
-    lost_next = failure.code is ErrorCode.NEXT_HOP_LOST
-    hop = route.hops[min(failure.block + lost_next, len(route.hops) - 1)]
-    if failure.code is ErrorCode.VERSION_GONE:
-        avoid.versions.add((hop.address.peer, hop.version, route.interface))
-    else:
-        avoid.peers.add(hop.address.peer)
 
 
 @dataclass

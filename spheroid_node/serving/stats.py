@@ -54,22 +54,34 @@ class GenerationStats:
         ]
 
 
-class MeasuredChain:
-    """``chain``, its sweeps counted in :attr:`stats`."""
+class Measure:
+    """Counts what the chains of one text do, in :attr:`stats`."""
 
-    def __init__(self, chain: Chain, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.stats = GenerationStats()
-        self._chain, self._clock = chain, clock
+        self._clock = clock
         self._began = clock()
+
+    def chain(self, chain: Chain) -> Chain:
+        """``chain``, counted."""
+        return _MeasuredChain(chain, self)
+
+    def add(self, sweep: Sweep) -> None:
+        self.stats.add(sweep, self._clock() - self._began)
+
+
+class _MeasuredChain:
+    def __init__(self, chain: Chain, measure: Measure) -> None:
+        self._chain, self._measure = chain, measure
 
     async def sweep(self, position: int, tokens: bytes, masked: int = 0, decide: int = 1) -> Sweep:
         sweep = await self._chain.sweep(position, tokens, masked, decide)
-        self.stats.add(sweep, self._clock() - self._began)
+        self._measure.add(sweep)
         return sweep
 
     async def write(self, position: int, tokens: bytes, count: int, drafts: int = 0) -> AsyncIterator[Sweep]:
         async for sweep in self._chain.write(position, tokens, count, drafts):
-            self.stats.add(sweep, self._clock() - self._began)
+            self._measure.add(sweep)
             yield sweep
 
     async def close(self) -> None:

@@ -15,8 +15,9 @@ import torch
 from spheroid_node.model.composed import ComposedModel, Hop
 from spheroid_node.run import INTERFACE_GROUP, ModelSpec, RunSpec, block_group
 from spheroid_node.serving.engine import for_serving
+from spheroid_node.serving.finding import ChainFinder
 from spheroid_node.serving.hop import HopService
-from spheroid_node.serving.remote import Generation, RemoteChain, find_chain
+from spheroid_node.serving.remote import Generation, RemoteChain
 from spheroid_node.serving.sessions import Limits
 from spheroid_node.wire.codes import WireError
 from spheroid_node.wire.frames import HEADER, encode_frame, unpack
@@ -168,12 +169,17 @@ class Swarm:
 
     async def chain(self, seed: int = 0, temperature: float = 0.0, logits: bool = False) -> RemoteChain:
         generation = Generation(seed, temperature, logits)
-        return await find_chain(self.directory, self.run, self.network.dial, generation, retry_seconds=0.01)
+        return await self.finder(generation).open()
 
-    async def session(self, peer: str, **changes: Any) -> tuple[MemoryLink, bytes]:
+    def finder(self, generation: Generation, **options: Any) -> ChainFinder:
+        return ChainFinder(
+            self.directory, self.run, self.network.dial, generation, retry_seconds=0.01, **options
+        )
+
+    async def session(self, peer: str, name: bytes | None = None, **changes: Any) -> tuple[MemoryLink, bytes]:
         """A session opened by hand at one node: the client's end of the connection, and its name."""
         link = await self.network.dial(HopAddress(peer=peer, host="memory", port=1))
-        name = secrets.token_bytes(16)
+        name = name or secrets.token_bytes(16)
         await link.send(opening(name, **changes))
         answer = await link.receive(DEADLINE)
         assert answer == Opened(session=name)

@@ -32,12 +32,14 @@ def test_the_quickest_replica_is_chosen_by_what_a_session_would_get() -> None:
         {
             "fast but full": node_record(RUN, 0, hop_seconds=0.01, sessions=9),
             "free": node_record(RUN, 0, hop_seconds=0.05, sessions=0),
-            "slow": node_record(RUN, 0, hop_seconds=0.2, sessions=0),
+            "slow": node_record(RUN, 0, hop_seconds=0.09, sessions=0),
         },
         {"only": node_record(RUN, 1)},
     ]
     assert peers(records) == ["free", "only"]
-    assert peers(records, avoid=Avoid(peers={"free"})) == ["fast but full", "only"]
+    avoid = Avoid(now=5.0)
+    avoid.blame("free")
+    assert peers(records, avoid=avoid) == ["slow", "only"]
 
 
 def test_between_equals_clients_spread() -> None:

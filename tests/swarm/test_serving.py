@@ -15,8 +15,9 @@ from spheroid_node.model import ComposedModel, load
 from spheroid_node.node.client import swarm_client
 from spheroid_node.node.snapshot import collect
 from spheroid_node.serving.decoders import autoregressive, one_sweep
+from spheroid_node.serving.finding import ChainFinder
 from spheroid_node.serving.local import LocalChain
-from spheroid_node.serving.remote import Generation, find_chain
+from spheroid_node.serving.remote import Generation
 
 from .conftest import Swarm, wait_for
 
@@ -70,12 +71,12 @@ def test_logits_and_text_of_three_processes_equal_those_of_one(
         async with swarm_client(resting.config()) as client:
             for seed, temperature in ((0, 0.0), (5, 0.9)):
                 for prompt in PROMPTS:
-                    remote = await find_chain(
+                    remote = await ChainFinder(
                         client.directory,
                         client.run,
                         lambda address: client.dial(address, "hop"),
                         Generation(seed=seed, temperature=temperature, logits=True),
-                    )
+                    ).open()
                     local = LocalChain(exported, seed, temperature, logits=True)
                     assert len(remote.route.hops) == 3
                     theirs = await remote.sweep(0, prompt, decide=len(prompt))
@@ -105,7 +106,7 @@ def test_logits_and_text_of_three_processes_equal_those_of_one(
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("decoder", ["autoregressive", "one-sweep"])
+@pytest.mark.parametrize("decoder", ["speculative", "autoregressive", "one-sweep"])
 def test_the_generate_command_prints_what_the_exported_model_says(
     resting: Swarm, exported: ComposedModel, decoder: str
 ) -> None:
@@ -113,7 +114,7 @@ def test_the_generate_command_prints_what_the_exported_model_says(
         chain = LocalChain(exported, 3, 0.7)
         decode = (
             autoregressive(chain, PROMPTS[0], 60)
-            if decoder == "autoregressive"
+            if decoder != "one-sweep"
             else one_sweep(chain, PROMPTS[0], 60, resting.run.model.window)
         )
         return b"".join([piece async for piece in decode])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,7 +24,8 @@ from spheroid_node.node.client import Client, fetch_model, swarm_client
 from spheroid_node.node.snapshot import Curve, Snapshot, collect
 from spheroid_node.rounds.slots import Slots
 from spheroid_node.run import RunSpec
-from spheroid_node.serving.remote import Generation, find_chain
+from spheroid_node.serving.finding import ChainFinder
+from spheroid_node.serving.remote import Generation
 from spheroid_node.serving.stats import GenerationStats
 from spheroid_node.training.checkpoint import export_model
 
@@ -193,18 +195,15 @@ class Session:
 
     async def _speak(self, client: Client) -> GenerationStats:
         """Print the prompt and what the chain makes of it, as it comes."""
-        request = Request(self._plan.prompt, self._plan.length, SEED, TEMPERATURE, "autoregressive")
-        chain = await find_chain(
+        request = Request(self._plan.prompt, self._plan.length, SEED, TEMPERATURE, "speculative")
+        finder = ChainFinder(
             client.directory,
             client.run,
             lambda address: client.dial(address, "hop"),
             Generation(request.seed, request.temperature),
         )
-        try:
-            click.echo(request.prompt, nl=False)
-            return await write(client.run, chain, request)
-        finally:
-            await chain.close()
+        click.echo(request.prompt, nl=False)
+        return await write(client.run, finder, request, sys.stdout.buffer)
 
     # --- stopping ---------------------------------------------------------------------------------
 
