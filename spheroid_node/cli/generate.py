@@ -161,8 +161,7 @@ def _prompts(prompt: str | None, file: str | None) -> list[bytes]:
 async def _through_swarm(
     config: NodeConfig, requests: list[Request], patience: float, show_stats: bool
 ) -> None:
-    from spheroid_node.node.client import swarm_client
-    from spheroid_node.serving.finding import ChainFinder
+    from spheroid_node.node.client import chain_finder, swarm_client
     from spheroid_node.serving.remote import Generation
 
     async with swarm_client(config) as client:
@@ -170,13 +169,11 @@ async def _through_swarm(
             prompt_bytes(request.prompt, client.run.model.window)
 
         async def write_one(request: Request, out: BinaryIO) -> Written:
-            finder = ChainFinder(
-                client.directory,
-                client.run,
-                lambda address: client.dial(address, "hop"),
+            finder = chain_finder(
+                client,
                 Generation(request.seed, request.temperature),
-                patience=patience,
-                waiting=lambda reason: click.echo(f"waiting for another machine: {reason}", err=True),
+                patience,
+                lambda reason: click.echo(f"waiting for another machine: {reason}", err=True),
             )
             stats = await write(client.run, finder, request, out)
             source = f"versions: {finder.versions}" if finder.versions else "versions: none was needed"

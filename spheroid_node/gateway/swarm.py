@@ -7,10 +7,10 @@ import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from spheroid_node.node.client import Client
+from spheroid_node.node.client import Client, chain_finder
 from spheroid_node.node.snapshot import Curve, Snapshot, collect
 from spheroid_node.run import RunSpec
-from spheroid_node.serving.finding import ChainFinder, ChainSource
+from spheroid_node.serving.finding import ChainSource
 from spheroid_node.serving.remote import Generation
 
 PATIENCE = 30.0
@@ -68,14 +68,7 @@ class ClientSwarm:
         return self._client.run
 
     def source(self, generation: Generation) -> TextSource:
-        client = self._client
-        return ChainFinder(
-            client.directory,
-            client.run,
-            lambda address: client.dial(address, "hop"),
-            generation,
-            patience=PATIENCE,
-        )
+        return chain_finder(self._client, generation, PATIENCE)
 
     async def view(self) -> View:
         client = self._client

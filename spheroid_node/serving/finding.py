@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Generic, Protocol, TypeVar
 
 import structlog
@@ -13,10 +13,12 @@ from spheroid_node.errors import BlockWithoutReplica, ChainFailed
 from spheroid_node.run import RunSpec
 from spheroid_node.serving.chain import Chain, ChainLost
 from spheroid_node.serving.decoders import DecoderName, decode
-from spheroid_node.serving.ports import Dial, NodeDirectory
+from spheroid_node.serving.ports import Dial, Measure, NodeDirectory
 from spheroid_node.serving.remote import Generation, HopFailed, RemoteChain
-from spheroid_node.serving.routes import Avoid, Route, Versions, choose_route
+from spheroid_node.serving.routes import Avoid, Route, Versions, choose_route, delays_between
 from spheroid_node.wire.codes import ErrorCode
+from spheroid_node.wire.messages import HopAddress
+from spheroid_node.wire.records import NodeRecord
 
 log = structlog.get_logger()
 
@@ -42,12 +44,14 @@ class ChainFinder:
         dial: Dial,
         generation: Generation,
         *,
+        measure: Measure | None = None,
         patience: float = PATIENCE,
         waiting: Callable[[str], None] = lambda reason: None,
         retry_seconds: float = RETRY_SECONDS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._directory, self._run, self._dial, self._generation = directory, run, dial, generation
+        self._measure, self._distances = measure, dict[str, float]()
         self._patience, self._waiting = patience, waiting
         self._retry_seconds, self._clock = retry_seconds, clock
         self._avoid = Avoid()
@@ -89,7 +93,9 @@ class ChainFinder:
         run, blocks = self._run, range(self._run.model.blocks)
         records = await asyncio.gather(*(self._directory.nodes(block) for block in blocks))
         self._avoid.now = self._clock()
-        route = choose_route(run, records, self._avoid, pinned=self.versions)
+        await self._look_around(records)
+        delay = delays_between(records, self._distances)
+        route = choose_route(run, records, self._avoid, pinned=self.versions, delay=delay)
         try:
             chain = await RemoteChain.open(run, route, self._dial, self._generation)
         except HopFailed as error:
@@ -100,6 +106,18 @@ class ChainFinder:
         self.versions, self._failure = route.versions, ""
         self.found += 1
         return chain
+
+    async def _look_around(self, records: Sequence[Mapping[str, NodeRecord]]) -> None:
+        """Measure the ends that a way may begin or finish with, where there is a choice."""
+        choices = [nodes for nodes in (records[0], records[-1]) if len(nodes) > 1]
+        new = {
+            peer: HopAddress(peer=peer, host=record.host, port=record.port)
+            for nodes in choices
+            for peer, record in nodes.items()
+            if peer not in self._distances
+        }
+        if self._measure is not None and new:
+            self._distances |= await self._measure(new.values())
 
     def lost(self, chain: RemoteChain, error: ChainLost) -> None:
         """``chain`` was lost: leave the hop alone that failed it."""

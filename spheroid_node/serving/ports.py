@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
 from spheroid_node.wire.messages import HopAddress, Message
@@ -30,3 +30,7 @@ class NodeDirectory(Protocol):
     """Where the live replicas of a block are found."""
 
     async def nodes(self, block: int) -> dict[str, NodeRecord]: ...
+
+
+Measure = Callable[[Iterable[HopAddress]], Awaitable[dict[str, float]]]
+"""Seconds that a message takes to these nodes, one way, by peer; who does not answer is left out."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from spheroid_node.errors import BlockWithoutReplica, ChainFailed
 from spheroid_node.run import INTERFACE_GROUP, RunSpec, block_group
@@ -120,21 +121,34 @@ def choose_route(
 
 
 def _quickest(offers: Sequence[Sequence[_Offer]], delay: Delay, rng: random.Random) -> tuple[RouteHop, ...]:
-    """The shortest path from the client through one offer a block and back to the client."""
-    paths: list[tuple[float, tuple[_Offer, ...]]] = [(0.0, ())]
-    for of_block in offers:
-        paths = [
+    """One offer a block: the shortest way round from the client through all blocks and back.
+
+    The results go to the client and to block 0, and it is the slower of the two that is waited for.
+    """
+    ways = [_shortest(first, offers[1:], delay, rng) for first in rng.sample(offers[0], len(offers[0]))]
+    _, chosen = min(ways, key=lambda way: way[0])
+    return tuple(_hop(offer) for offer in chosen)
+
+
+Way = tuple[float, tuple[_Offer, ...]]
+
+
+def _shortest(first: _Offer, others: Sequence[Sequence[_Offer]], delay: Delay, rng: random.Random) -> Way:
+    """The shortest way that begins with ``first``. Block by block, only the best to each offer matters."""
+    ways: list[Way] = [(delay("", first.peer) + _cost(first), (first,))]
+    for of_block in others:
+        ways = [
             min(
                 (
-                    (cost + delay(path[-1].peer if path else "", offer.peer) + _cost(offer), (*path, offer))
-                    for cost, path in rng.sample(paths, len(paths))
+                    (cost + delay(way[-1].peer, offer.peer) + _cost(offer), (*way, offer))
+                    for cost, way in ways
                 ),
-                key=lambda found: found[0],
+                key=lambda way: way[0],
             )
             for offer in rng.sample(of_block, len(of_block))
         ]
-    _, chosen = min(paths, key=lambda found: found[0] + delay(found[1][-1].peer, ""))
-    return tuple(_hop(offer) for offer in chosen)
+    back = [(cost + max(delay(way[-1].peer, ""), delay(way[-1].peer, first.peer)), way) for cost, way in ways]
+    return min(back, key=lambda way: way[0])
 
 
 def _holders(
@@ -199,3 +213,21 @@ def _cost(offer: _Offer) -> float:
 def _hop(offer: _Offer) -> RouteHop:
     address = HopAddress(peer=offer.peer, host=offer.record.host, port=offer.record.port)
     return RouteHop(address, offer.version)
+
+
+def delays_between(records: Sequence[Mapping[str, NodeRecord]], own: Mapping[str, float]) -> Delay:
+    """What the nodes have measured, and the client itself (``own``: seconds one way by peer).
+
+    A way that nobody has measured counts as the mean of those that are known, so that it is neither sought
+    nor shunned. From a node to the client it is as far as from the client to the node.
+    """
+    known = {
+        (sender, neighbour.peer): neighbour.seconds
+        for nodes in records
+        for sender, record in nodes.items()
+        for neighbour in record.neighbours
+    }
+    known |= {("", peer): seconds for peer, seconds in own.items()}
+    known |= {(peer, ""): seconds for peer, seconds in own.items()}
+    usual = fmean(known.values()) if known else 0.0
+    return lambda sender, receiver: 0.0 if sender == receiver else known.get((sender, receiver), usual)

@@ -14,7 +14,7 @@ import pytest
 
 from spheroid_node.model import ComposedModel, load
 from spheroid_node.net.directory import Directory
-from spheroid_node.node.client import Client, swarm_client
+from spheroid_node.node.client import Client, chain_finder, swarm_client
 from spheroid_node.node.snapshot import collect
 from spheroid_node.serving.decoders import autoregressive, one_sweep
 from spheroid_node.serving.finding import ChainFinder, write_on
@@ -76,12 +76,7 @@ def test_logits_and_text_of_three_processes_equal_those_of_one(
         async with swarm_client(resting.config()) as client:
             for seed, temperature in ((0, 0.0), (5, 0.9)):
                 for prompt in PROMPTS:
-                    remote = await ChainFinder(
-                        client.directory,
-                        client.run,
-                        lambda address: client.dial(address, "hop"),
-                        Generation(seed=seed, temperature=temperature, logits=True),
-                    ).open()
+                    remote = await chain_finder(client, Generation(seed, temperature, logits=True)).open()
                     local = LocalChain(exported, seed, temperature, logits=True)
                     assert len(remote.route.hops) == 3
                     theirs = await remote.sweep(0, prompt, decide=len(prompt))
