@@ -150,6 +150,8 @@ class RunSpec(_Section):
     training: TrainingSpec = TrainingSpec()
     round: RoundSpec = RoundSpec()
     interface: Literal["shared", "frozen"] = "shared"
+    states: Literal["fp16", "int8"] = "fp16"
+    """What a text's states are rounded to between the hops of a chain."""
     data: DataSpec = DataSpec()
     access: Literal["open"] | tuple[Annotated[str, Field(min_length=40, max_length=64)], ...] = "open"
     """``open``, or the peer ids that may own blocks of this run."""

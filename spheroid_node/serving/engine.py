@@ -153,7 +153,7 @@ class Engine:
         spent = (*before, seconds)
         own = draft(piece, logits_BTV, opening.seed, opening.temperature) if work.drafts else None
         if opening.next is not None:
-            onward = state_message(opening.session, piece, state, [*spent])
+            onward = state_message(self._run, opening.session, piece, state, [*spent])
             return Done(spent, onward, draft=own)
         decided, log_probs_NV = conclude(
             work.hop, piece, state, logits_BTV, opening.seed, opening.temperature

@@ -57,6 +57,8 @@ class ChainFinder:
         self._avoid = Avoid()
         self.versions: Versions | None = None
         """What the text was begun with; None before the first chain."""
+        self.chain: RemoteChain | None = None
+        """The newest."""
         self.found = 0
         """Chains opened so far."""
 
@@ -105,6 +107,7 @@ class ChainFinder:
             log.warning("chain.versions_changed", was=str(self.versions), now=str(route.versions))
         self.versions, self._failure = route.versions, ""
         self.found += 1
+        self.chain = chain
         return chain
 
     async def _look_around(self, records: Sequence[Mapping[str, NodeRecord]]) -> None:

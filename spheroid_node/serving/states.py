@@ -14,13 +14,13 @@ from spheroid_node.run import VOCABULARY, RunSpec
 from spheroid_node.serving.steps import Piece
 from spheroid_node.wire.codes import ErrorCode, WireError
 from spheroid_node.wire.messages import State
-from spheroid_node.wire.tensors import FP16_MAX, pack_tensor, unpack_tensor
-
-WIRE_DTYPE = "fp16"
+from spheroid_node.wire.tensors import pack_tensor, unpack_tensor
 
 
-def state_message(session: bytes, piece: Piece, state: ChainState, seconds: list[float]) -> State:
-    """``state`` of the positions of ``piece``, rounded to half precision."""
+def state_message(
+    run: RunSpec, session: bytes, piece: Piece, state: ChainState, seconds: list[float]
+) -> State:
+    """``state`` of the positions of ``piece``, rounded as the run says."""
     log_probs_BTV = state.log_probs_BTV
     return State(
         session=session,
@@ -29,8 +29,8 @@ def state_message(session: bytes, piece: Piece, state: ChainState, seconds: list
         masked=piece.masked,
         decide=piece.decide,
         line=piece.line,
-        hidden=_packed(state.hidden_BTD),
-        noisy=_packed(state.noisy_BTD),
+        hidden=_packed(state.hidden_BTD, run.states),
+        noisy=_packed(state.noisy_BTD, run.states),
         # A sum over blocks: what one more rounding does to it is no longer small beside a decision.
         log_probs=None if log_probs_BTV is None else _packed(log_probs_BTV, "float32"),
         seconds=seconds,
@@ -52,7 +52,7 @@ def state_of(run: RunSpec, block: int, message: State) -> ChainState:
 
 def rounded(run: RunSpec, piece: Piece, state: ChainState) -> ChainState:
     """What the next hop gets of ``state``: a chain in one process rounds it as one over the network does."""
-    return state_of(run, 0, state_message(bytes(16), piece, state, []))
+    return state_of(run, 0, state_message(run, bytes(16), piece, state, []))
 
 
 def joined(states: Sequence[State]) -> State:
@@ -78,9 +78,8 @@ def piece_of(message: State) -> Piece:
     return Piece(message.position, message.tokens, message.masked, message.decide, message.line)
 
 
-def _packed(tensor_BTD: Tensor, dtype: str = WIRE_DTYPE) -> dict[str, Any]:
-    array = tensor_BTD[0].detach().cpu().numpy()
-    return pack_tensor(np.clip(array, -FP16_MAX, FP16_MAX) if dtype == "fp16" else array, dtype)
+def _packed(tensor_BTD: Tensor, dtype: str) -> dict[str, Any]:
+    return pack_tensor(tensor_BTD[0].detach().cpu().numpy(), dtype)
 
 
 def _unpacked(fields: object, shape: tuple[int, int]) -> Tensor:

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -214,11 +214,14 @@ def held(group: str, version: int, digest: bytes = DIGEST) -> HeldVersion:
     return HeldVersion(group=group, version=version, digest=digest)
 
 
-def small_model(blocks: int = 3, window: int = 24, **learning: Any) -> ComposedModel:
+def small_model(
+    blocks: int = 3, window: int = 24, states: Literal["fp16", "int8"] = "fp16", **learning: Any
+) -> ComposedModel:
     """A model with parameters that are far from zero everywhere, so that every input matters."""
     run = RunSpec(
         name="serving",
         model=ModelSpec(blocks=blocks, layers=2, width=16, heads=2, window=window),
+        states=states,
         learning=learning,  # type: ignore[arg-type]
     )
     generator = torch.Generator().manual_seed(5)

@@ -75,6 +75,20 @@ async def test_any_number_of_blocks_and_bytes(make_swarm: MakeSwarm, blocks: int
     await chain.close()
 
 
+async def test_states_of_eight_bits(make_swarm: MakeSwarm) -> None:
+    model = small_model(states="int8")
+    expected = await byte_by_byte(LocalChain(model, 3, 0.5))
+    chain = await make_swarm(model).chain(3, 0.5)
+    assert await written(chain) == expected
+    await chain.close()
+    logits = [
+        (await LocalChain(small_model(states=states), 3, logits=True).sweep(0, PROMPT)).logits
+        for states in ("fp16", "int8")
+    ]
+    assert logits[0] is not None and logits[1] is not None
+    assert 1e-3 < np.abs(logits[0] - logits[1]).max() < 1
+
+
 async def test_a_prompt_of_many_steps(make_swarm: MakeSwarm) -> None:
     """Longer than a step, than what may wait, and than what a cache keeps."""
     swarm = make_swarm(limits=Limits(waiting=2))
