@@ -86,6 +86,7 @@ class Engine:
         return await work.done
 
     async def _compute_all(self) -> None:
+        batch: list[Work] = []
         try:
             while batch := self._next_batch():
                 loop = asyncio.get_running_loop()
@@ -99,6 +100,8 @@ class Engine:
                         work.done.set_exception(outcome)
         finally:
             self._pump = None
+            for work in (*batch, *self._waiting):  # none, unless the executor is gone
+                work.done.cancel()
 
     def _next_batch(self) -> list[Work]:
         batch: list[Work] = []

@@ -207,6 +207,7 @@ class HopService:
             failure = WireError(ErrorCode.INTERNAL)
         finally:
             self._sessions.remove(session)
+            await session.inbox.close()
             for watch in watches:
                 watch.cancel()
             if failure is not None:  # before the neighbours notice and tell the client what they see of it

@@ -42,14 +42,21 @@ class Inbox:
         self._limit = limit
         self._items: deque[Asked | WireError] = deque()
         self._changed = asyncio.Condition()
+        self._closed = False
 
     async def put(self, work: Asked) -> None:
         """Wait for room: whoever sends faster than is computed is slowed down by its own connection."""
         async with self._changed:
             if isinstance(work, State) and work.line >= 0:
                 self._drop_superseded(work)
-            await self._changed.wait_for(lambda: len(self._items) < self._limit)
+            await self._changed.wait_for(lambda: self._closed or len(self._items) < self._limit)
             self._items.append(work)
+            self._changed.notify_all()
+
+    async def close(self) -> None:
+        """Nobody takes anything any more, and nobody need wait to put it."""
+        async with self._changed:
+            self._closed = True
             self._changed.notify_all()
 
     async def end(self, error: WireError) -> None:

@@ -160,3 +160,8 @@ async def test_put_waits_for_room_and_an_end_does_not() -> None:
     with pytest.raises(WireError, match="leaving"):
         await inbox.get()
     await second
+    third = asyncio.create_task(inbox.put(work))
+    await asyncio.sleep(0)
+    assert not third.done()
+    await inbox.close()  # the session is over, and its connection must not hang
+    await third
