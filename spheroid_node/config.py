@@ -50,6 +50,8 @@ class NodeConfig(BaseModel):
     """TCP port of the DHT; 0 is any free one."""
     data_port: Port = 0
     """TCP port of updates, versions and prompts; 0 is any free one."""
+    announce_data_port: Annotated[int, Field(gt=0, le=65_535)] | None = None
+    """Port that other peers should dial for them, where it differs from ``data_port``."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     precision: Literal["auto", "float32", "bf16"] = "auto"
     """What matrices are multiplied in when training; auto: bf16 where the device is faster with it."""

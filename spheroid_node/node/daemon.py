@@ -115,9 +115,7 @@ class Node:
     async def run(self, stopping: Stopping) -> None:
         """Serve and train until ``stopping`` is set, then leave."""
         await self.server.start()
-        address = HopAddress(
-            peer=self.client.identity.peer, host=announced_host(self.config), port=self.server.port
-        )
+        address = announced_address(self.config, self.client.identity.peer, self.server.port)
         reporter = Reporter(self.client, self.store, self.report, address)
         try:
             await asyncio.gather(*map(self.sync.sync, self.client.run.worker_groups(self.block)))
@@ -186,6 +184,12 @@ async def _goodbye(reporter: Reporter) -> None:
     """A DHT that does not answer must not hold up the rest."""
     async with asyncio.timeout(GOODBYE_SECONDS):
         await reporter.leave()
+
+
+def announced_address(config: NodeConfig, peer: str, listening: int) -> HopAddress:
+    """Where others should dial this machine's services, which listen on the port ``listening``."""
+    port = listening if config.announce_data_port is None else config.announce_data_port
+    return HopAddress(peer=peer, host=announced_host(config), port=port)
 
 
 def announced_host(config: NodeConfig) -> str:

@@ -6,10 +6,12 @@ import pytest
 
 from spheroid_node.config import NodeConfig
 from spheroid_node.errors import IdentityCopied
-from spheroid_node.node.daemon import announced_host, lacking_block
+from spheroid_node.net.identity import ephemeral_identity
+from spheroid_node.node.daemon import announced_address, announced_host, lacking_block
 from spheroid_node.node.models import HopModels
 from spheroid_node.node.report import RENEW_SECONDS, Report, Reporter
 from spheroid_node.run import RunSpec
+from spheroid_node.wire.messages import HopAddress
 from spheroid_node.wire.records import NODE_TTL
 
 from .conftest import Peer, World
@@ -27,6 +29,14 @@ def test_announced_host_is_the_one_given_then_the_one_listened_on(tmp_path: Path
     assert announced_host(config) == "127.0.0.1"
     assert announced_host(config.model_copy(update={"announce": "node.example"})) == "node.example"
     assert announced_host(config.model_copy(update={"host": "0.0.0.0"})) != "0.0.0.0"
+
+
+def test_the_port_announced_is_the_one_given_then_the_one_listened_on(tmp_path: Path) -> None:
+    config = NodeConfig(state_dir=tmp_path, host="127.0.0.1", data_port=31339)
+    peer = ephemeral_identity().peer
+    assert announced_address(config, peer, 31339) == HopAddress(peer=peer, host="127.0.0.1", port=31339)
+    forwarded = config.model_copy(update={"announce": "203.0.113.7", "announce_data_port": 443})
+    assert announced_address(forwarded, peer, 31339) == HopAddress(peer=peer, host="203.0.113.7", port=443)
 
 
 def test_hops_are_built_from_exactly_the_versions_asked_for(world: World, tmp_path: Path) -> None:
