@@ -46,6 +46,8 @@ class NodeConfig(BaseModel):
     """Address to listen on."""
     announce: Annotated[str, Field(min_length=1, max_length=255)] | None = None
     """Address that other peers should dial, where it differs from ``host``."""
+    relay: bool = False
+    """Others cannot dial this machine: be reached through nodes that they can dial."""
     port: Port = 0
     """TCP port of the DHT; 0 is any free one."""
     data_port: Port = 0

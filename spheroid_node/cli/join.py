@@ -50,6 +50,12 @@ from spheroid_node.config import resolve, with_peers
     metavar="N",
     help="Port others should dial, where a router forwards another one to --data-port.",
 )
+@click.option(
+    "--relay",
+    is_flag=True,
+    default=None,
+    help="Others cannot dial this machine: be reached through nodes that they can dial.",
+)
 @log_option
 def command(block: int | None, **flags: Any) -> None:
     """Own a replica of a block: train it, share it, serve it.

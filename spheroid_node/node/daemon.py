@@ -106,6 +106,7 @@ class Node:
             self.config.data_port,
             {"round": self.collector.handle, "transfer": self._transfer, "hop": self.hops.handle},
             client.traffic,
+            streams=client.streams,
             max_connections=MAX_CONNECTIONS,
             max_per_peer=MAX_PER_PEER,
         )
