@@ -119,7 +119,7 @@ MESSAGES: dict[str, list[m.Message]] = {
             next=m.HopAddress(peer=WORKER_PEER, host="203.0.113.7", port=31338),
             last=m.HopAddress(peer=AGGREGATOR_PEER, host="203.0.113.8", port=31338), seed=7, temperature=0.7,
         ),
-        m.Opened(session=SESSION),
+        m.Opened(session=SESSION, via="libp2p"),
         m.Attach(session=SESSION),
         m.Attach(session=SESSION, role="results"),
         m.Attached(session=SESSION),

@@ -24,7 +24,7 @@ from spheroid_node.serving.prompts import prompt_bytes
 if TYPE_CHECKING:
     from spheroid_node.run import RunSpec
     from spheroid_node.serving.decoders import DecoderName
-    from spheroid_node.serving.finding import ChainSource
+    from spheroid_node.serving.finding import ChainFinder, ChainSource
     from spheroid_node.serving.stats import GenerationStats
 
 DECODERS = ("speculative", "autoregressive", "one-sweep")
@@ -176,12 +176,19 @@ async def _through_swarm(
                 lambda reason: click.echo(f"waiting for another machine: {reason}", err=True),
             )
             stats = await write(client.run, finder, request, out)
-            source = f"versions: {finder.versions}" if finder.versions else "versions: none was needed"
-            if finder.found > 1:
-                source += f"; machines were replaced {finder.found - 1} times"
-            return Written(stats, source)
+            return Written(stats, _source(finder))
 
         await _write_all(requests, write_one, show_stats)
+
+
+def _source(finder: ChainFinder) -> str:
+    """What wrote a text: versions, links, and whether machines were lost on the way."""
+    if finder.chain is None:
+        return "no chain was needed"
+    ways = finder.chain.ways
+    links = ways[0] if len({*ways}) == 1 else " → ".join(ways)
+    lost = f"; a chain was lost {finder.found - 1} times" if finder.found > 1 else ""
+    return f"versions: {finder.versions}; links: {links}{lost}"
 
 
 async def _through_checkpoint(directory: Path, requests: list[Request], show_stats: bool) -> None:

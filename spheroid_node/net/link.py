@@ -6,17 +6,16 @@ import asyncio
 import ssl
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from spheroid_node.wire.codes import ErrorCode, WireError
 from spheroid_node.wire.frames import HEADER, MAX_FRAME, frame_length
-from spheroid_node.wire.messages import Error, Message, decode
+from spheroid_node.wire.messages import Error, Message, Via, decode
 
 BUFFER_BYTES = 1024 * 1024
 SEND_TIMEOUT = 60.0
 CLOSE_TIMEOUT = 2.0
 M = TypeVar("M", bound=Message)
-Via = Literal["tcp", "libp2p"]
 
 
 class LinkClosed(ConnectionError):

@@ -188,7 +188,8 @@ class HopService:
         try:
             await self._load(session)
             await self._join(session, links, watches)
-            await self._send(session.client, Opened(session=session.id))
+            via = session.onward.via if session.onward is not None else None
+            await self._send(session.client, Opened(session=session.id, via=via))
             while True:
                 async with asyncio.timeout(self._limits.idle_seconds):
                     work = await session.inbox.get()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
-from spheroid_node.wire.messages import HopAddress, Message
+from spheroid_node.wire.messages import HopAddress, Message, Via
 from spheroid_node.wire.records import NodeRecord
 
 
@@ -14,6 +14,11 @@ class Connection(Protocol):
 
     @property
     def peer(self) -> str: ...
+
+    @property
+    def via(self) -> Via:
+        """How it travels."""
+        ...
 
     async def send(self, message: Message) -> None: ...
 

@@ -18,7 +18,7 @@ from spheroid_node.serving.ports import Connection, Dial
 from spheroid_node.serving.routes import Route
 from spheroid_node.serving.steps import Piece, positions_per_step, split
 from spheroid_node.wire.codes import ErrorCode, WireError
-from spheroid_node.wire.messages import Close, Error, Message, Open, Opened, Result, Step, Write
+from spheroid_node.wire.messages import Close, Error, Message, Open, Opened, Result, Step, Via, Write
 from spheroid_node.wire.tensors import Vector, unpack_tensor
 
 T = TypeVar("T")
@@ -76,10 +76,19 @@ class RemoteChain:
     """An open session at a hop for every block. See :class:`spheroid_node.serving.chain.Chain`."""
 
     def __init__(
-        self, run: RunSpec, route: Route, links: list[Connection], session: bytes, logits: bool
+        self,
+        run: RunSpec,
+        route: Route,
+        links: list[Connection],
+        session: bytes,
+        logits: bool,
+        silence: float = SILENCE_SECONDS,
     ) -> None:
         self.route = route
+        self.ways: tuple[Via, ...] = ()
+        """How it travels from the client to block 0, between hops, and from the last to the client."""
         self._run, self._links, self._session, self._logits = run, links, session, logits
+        self._silence = silence
         self._waiting: deque[_Step | _Writing] = deque()
         self._lost: ChainLost | None = None
         self._sending = asyncio.Lock()
@@ -89,11 +98,23 @@ class RemoteChain:
         ]
 
     @classmethod
-    async def open(cls, run: RunSpec, route: Route, dial: Dial, generation: Generation) -> RemoteChain:
-        """Dial all hops, then open last to first, since a hop attaches to later ones. Raises HopFailed."""
+    async def open(
+        cls,
+        run: RunSpec,
+        route: Route,
+        dial: Dial,
+        generation: Generation,
+        *,
+        silence: float = SILENCE_SECONDS,
+    ) -> RemoteChain:
+        """Dial all hops, then open last to first, since a hop attaches to later ones. Raises HopFailed.
+
+        ``silence``: seconds in which the chain must decide a byte, or counts as lost.
+        """
         session = secrets.token_bytes(16)
         blocks = range(len(route.hops))
         links: dict[int, Connection] = {}
+        ways: list[Via] = []
 
         async def reach(block: int) -> None:
             links[block] = await _timed(block, dial(route.hops[block].address))
@@ -104,18 +125,22 @@ class RemoteChain:
                     raise outcome
             for block in reversed(blocks):
                 message = _opening(route, block, session, generation)
-                await _timed(block, _open_session(links[block], message))
+                opened = await _timed(block, _open_session(links[block], message))
+                if opened.via is not None:
+                    ways.insert(0, opened.via)
         except BaseException:
             await asyncio.gather(*(link.close() for link in links.values()), return_exceptions=True)
             raise
-        return cls(run, route, [links[block] for block in blocks], session, generation.logits)
+        chain = cls(run, route, [links[block] for block in blocks], session, generation.logits, silence)
+        chain.ways = (links[0].via, *ways, links[len(links) - 1].via)
+        return chain
 
     async def sweep(self, position: int, tokens: bytes, masked: int = 0, decide: int = 1) -> Sweep:
         pieces = [*split(Piece(position, tokens, masked, decide), positions_per_step(self._run))]
         async with self._sending:  # the pieces of a sweep stay together
             answers = [await self._step(piece) for piece in pieces]
         try:
-            async with asyncio.timeout(SILENCE_SECONDS):
+            async with asyncio.timeout(self._silence):
                 results = [await answer for answer in answers if answer is not None]
         except TimeoutError as error:
             raise self._lose(None, ErrorCode.TIMED_OUT) from error
@@ -137,7 +162,7 @@ class RemoteChain:
             )
         while count:
             try:
-                async with asyncio.timeout(SILENCE_SECONDS):
+                async with asyncio.timeout(self._silence):
                     result = await writing.decided.get()
             except TimeoutError as error:
                 raise self._lose(None, ErrorCode.TIMED_OUT) from error
@@ -278,10 +303,11 @@ def _opening(route: Route, block: int, session: bytes, generation: Generation) -
     )
 
 
-async def _open_session(link: Connection, message: Open) -> None:
+async def _open_session(link: Connection, message: Open) -> Opened:
     await link.send(message)
     answer = await link.receive()
     if isinstance(answer, Error):
         raise WireError(answer.code, answer.detail)
     if not isinstance(answer, Opened) or answer.session != message.session:
         raise WireError(ErrorCode.UNEXPECTED, "not the answer to an opening")
+    return answer

@@ -23,6 +23,7 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Port = Annotated[int, Field(gt=0, lt=65_536)]
 Host = Annotated[str, Field(min_length=1, max_length=255)]
+Via = Literal["tcp", "libp2p"]
 Position = Annotated[int, Field(ge=0, lt=2**31)]
 SessionId = Annotated[bytes, Field(min_length=16, max_length=16)]
 Sealed = Annotated[bytes, Field(max_length=65_536)]
@@ -300,6 +301,8 @@ class Open(Message):
 class Opened(Message):
     type: Literal["opened"] = "opened"
     session: SessionId
+    via: Via | None = None
+    """How this hop's states travel to the next; None at the last."""
 
 
 class Attach(Message):

@@ -21,7 +21,7 @@ from spheroid_node.serving.remote import Generation, RemoteChain
 from spheroid_node.serving.sessions import Limits
 from spheroid_node.wire.codes import WireError
 from spheroid_node.wire.frames import HEADER, encode_frame, unpack
-from spheroid_node.wire.messages import Error, HopAddress, Message, Open, Opened, decode
+from spheroid_node.wire.messages import Error, HopAddress, Message, Open, Opened, Via, decode
 from spheroid_node.wire.records import HeldVersion, NodeRecord
 
 DEADLINE = 20.0
@@ -33,6 +33,7 @@ class MemoryLink:
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
+        self.via: Via = "tcp"
         self.other: MemoryLink | None = None
         self.inbox: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.closed = False
@@ -182,7 +183,7 @@ class Swarm:
         name = name or secrets.token_bytes(16)
         await link.send(opening(name, **changes))
         answer = await link.receive(DEADLINE)
-        assert answer == Opened(session=name)
+        assert isinstance(answer, Opened) and answer.session == name
         return link, name
 
 

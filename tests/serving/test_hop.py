@@ -283,7 +283,7 @@ async def test_next_hop_that_dies(make_swarm: MakeSwarm) -> None:
     link = await dial(swarm, "hop-1")
     following = HopAddress(peer=f"hop-{LAST}", host="memory", port=1)
     await link.send(opening(session, block=1, next=following))
-    assert await answer(link) == Opened(session=session)
+    assert await answer(link) == Opened(session=session, via="tcp")
     await swarm.node(f"hop-{LAST}").vanish()
     await expect_error(link, ErrorCode.NEXT_HOP_LOST, session)
     assert swarm.node("hop-1").service.sessions == 0
