@@ -30,6 +30,8 @@ class Listening(NamedTuple):
     client_mode: bool
     option: str
     relay: bool = False
+    announce_port: int | None = None
+    """None: the one it listens on."""
 
     @property
     def reachable(self) -> bool:
@@ -59,7 +61,7 @@ class Listening(NamedTuple):
                 "dht_mode": "client",
             }
         if self.announce is not None:
-            arguments["announce_maddrs"] = [multiaddress(self.announce, self.port)]
+            arguments["announce_maddrs"] = [multiaddress(self.announce, self.announce_port or self.port)]
         return arguments
 
 

@@ -78,22 +78,25 @@ class Dht:
         host: str = "127.0.0.1",
         port: int = 0,
         announce: str | None = None,
+        announce_port: int | None = None,
         client_mode: bool = False,
         relay: bool = False,
         option: str = "--port",
     ) -> Dht:
         """Join the DHT at ``peers``, or begin one without any.
 
-        ``announce`` is the IP address or name under which others reach ``host``; ``client_mode`` is for
-        peers that nobody needs to reach: they listen nowhere and store nothing for others; ``relay`` for
-        those that cannot be dialled, and are reached through others. ``option`` names the port in errors.
+        ``announce`` is the IP address or name under which others reach ``host``, at ``announce_port`` where
+        that is not ``port``; ``client_mode`` is for peers that nobody needs to reach: they listen nowhere and
+        store nothing for others; ``relay`` for those that cannot be dialled, and are reached through others.
+        ``option`` names the port in errors.
         Raises :class:`MalformedAddress`, :class:`PortInUse`, :class:`ConfigInvalid`,
         :class:`PeersUnreachable`, :class:`ClockWrong`, :class:`NotReachable`, :class:`DhtFailed`.
         """
         daemon.check_addresses(peers)
         if not client_mode:
             port = free_port(host, port, option)
-        dht = cls(identity, Listening(host, port, announce, client_mode, option, relay), tuple(peers))
+        listening = Listening(host, port, announce, client_mode, option, relay, announce_port)
+        dht = cls(identity, listening, tuple(peers))
         await dht._build(dht.peers)
         return dht
 

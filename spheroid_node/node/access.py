@@ -45,6 +45,7 @@ async def open_client(config: NodeConfig, identity: Identity, *, client_mode: bo
         host=config.host,
         port=config.port,
         announce=config.announce,
+        announce_port=config.announce_port,
         client_mode=client_mode,
         relay=config.relay and not client_mode,
     )

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from benchmarks.wan import Wan
 from spheroid_node.errors import ClockWrong, DhtFailed, MalformedAddress, PeersUnreachable, PortInUse
 from spheroid_node.net import dht as dht_module
 from spheroid_node.net._hivemind import (
@@ -28,6 +29,7 @@ from spheroid_node.net._hivemind import (
 from spheroid_node.net.daemon import Listening
 from spheroid_node.net.dht import Dht
 from spheroid_node.net.identity import Identity, ephemeral_identity, load_identity
+from spheroid_node.net.ports import free_port
 from spheroid_node.net.validator import RecordValidator
 from spheroid_node.wire.frames import pack
 from spheroid_node.wire.records import MAX_RECORD_BYTES, MAX_TTL
@@ -451,3 +453,16 @@ async def test_an_unknown_failure_is_told_as_it_is(monkeypatch) -> None:
     with pytest.raises(DhtFailed, match="moon"):
         await Dht.start(ephemeral_identity())
     assert daemons() == before
+
+
+async def test_a_peer_behind_a_router_is_dialled_at_the_routers_port(start: StartDht) -> None:
+    inside = free_port("127.0.0.1", 0, "--port")
+    async with Wan(delay=0.01) as wan:
+        outside = await wan.forward("127.0.0.1", inside)
+        hidden = await start(port=inside, announce="127.0.0.1", announce_port=outside)
+        assert hidden.listening.port == inside
+        assert hidden.addresses == [f"/ip4/127.0.0.1/tcp/{outside}/p2p/{hidden.peer}"]
+        other = await start(hidden)
+        assert await other.put(KEY, b"through the router", 60)
+        assert await hidden.get(KEY) == {other.peer: b"through the router"}
+        assert wan.there.carried > 0
