@@ -32,7 +32,10 @@ def machine() -> str:
 
 
 def write_result(
-    name: str, seeds: Sequence[int], rows: Sequence[Mapping[str, Any]], headline: Mapping[str, float]
+    name: str,
+    seeds: Sequence[int],
+    rows: Sequence[Mapping[str, Any]],
+    headline: Mapping[str, float | Mapping[str, float]],
 ) -> Path:
     """Write results/``name``.json with the command that made it. Returns its path."""
     RESULTS.mkdir(exist_ok=True)

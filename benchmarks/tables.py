@@ -9,6 +9,7 @@ was between them.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -33,6 +34,17 @@ def megabytes(field: str) -> Column:
 
 def plain(field: str, digits: int = 0) -> Column:
     return lambda row: f"{row[field]:,.{digits}f}"
+
+
+def measured(field: str, unit: str = "", scale: float = 1.0) -> Column:
+    """Three digits at least."""
+
+    def column(row: Row) -> str:
+        value = row[field] * scale
+        digits = 2 - math.floor(math.log10(value)) if value > 0 else 0
+        return f"{value:,.{max(0, digits)}f} {unit}".rstrip()
+
+    return column
 
 
 def by_block(row: Row) -> str:
@@ -72,10 +84,47 @@ TABLES: dict[str, dict[str, Column]] = {
         "activations": lambda row: f"{row['activations_mb']:.1f} MB",
         "arithmetic in all": lambda row: f"{row['flops_total'] / 1e12:.0f} TFLOP",
     },
+    "serving_drafts": {
+        "read-out": lambda row: str(row["readout"]),
+        "temperature": plain("temperature", 1),
+        "bytes a sweep": plain("bytes_per_sweep", 2),
+        "the same text": lambda row: f"{row['identical']} of {row['texts']}",
+    },
+    "serving_delays": {
+        "delay of a link": lambda row: f"{1000 * row['delay']:.0f} ms",
+        "decoder": lambda row: str(row["decoder"]),
+        "128 bytes in": lambda row: f"{row['seconds']:.3f} s",
+        "times as fast": plain("speedup", 1),
+        "sweeps": lambda row: f"{row['sweeps']:.0f}" if "sweeps" in row else "128",
+        "CE of the text": lambda row: f"{row['ce']:.2f}" if "ce" in row else "",
+    },
+    "serving_hop": {"": lambda row: str(row["what"]), "ms": plain("ms", 3)},
+    "serving_failover": {
+        "trials": plain("trials"),
+        "median pause": lambda row: f"{row['median_s']:.2f} s",
+        "worst": lambda row: f"{row['worst_s']:.2f} s",
+        "the same text": plain("identical"),
+    },
+    "serving_sessions": {
+        "sessions": plain("sessions"),
+        "bytes/s in all": plain("bytes_per_s"),
+        "slowest over mean": plain("worst_over_mean", 2),
+        "memory of a hop": lambda row: f"{row['memory_mb']:,.0f} MB",
+    },
     "step": {
         "one thread": lambda row: str(row["what"]),
         "a step": lambda row: f"{row['step_ms']:.1f} ms",
         "tokens/s": plain("tokens_per_s"),
+    },
+    "logical": {
+        "width": plain("width"),
+        "parameters": measured("parameters", "B", 1e-9),
+        "stored": measured("stored_bytes", "GB", 1e-9),
+        "positions a sweep": plain("positions"),
+        "sweeps/s": measured("sweeps_per_s"),
+        "frames": measured("mb_per_s", "MB/s"),
+        "a hop computes": measured("compute_seconds", "ms", 1e3),
+        "transport and scheduling of a hop": measured("rest_seconds", "ms", 1e3),
     },
     "simulate": {
         "workers": plain("workers"),
@@ -86,9 +135,11 @@ TABLES: dict[str, dict[str, Column]] = {
 
 
 def table(name: str) -> str:
-    """Markdown of a result's rows."""
+    """Markdown of a result's rows; ``serving_delays`` are those of ``serving`` that say so."""
     columns = TABLES[name]
-    rows = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+    result, _, part = name.partition("_")
+    rows = json.loads((RESULTS / f"{result}.json").read_text(encoding="utf-8"))["rows"]
+    rows = [row for row in rows if not part or row["table"] == part]
     lines = [list(columns), ["---", *["---:"] * (len(columns) - 1)]]
     lines += [[column(row) for column in columns.values()] for row in rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -66,14 +66,15 @@ MANIFEST = m.Manifest(
 )  # fmt: skip
 STATE = m.State(
     session=SESSION, position=5, tokens=b"ca", masked=0, decide=1,
-    hidden=pack_tensor(np.arange(8, dtype=np.float32).reshape(2, 4)),
-    noisy=pack_tensor(np.full((2, 4), -0.5, dtype=np.float32)), log_probs=None, seconds=[0.25],
+    hidden=pack_tensor(np.arange(8, dtype=np.float32).reshape(2, 4), "fp16"),
+    noisy=pack_tensor(np.full((2, 4), -0.5, dtype=np.float32), "fp16"), log_probs=None, seconds=[0.25],
 )  # fmt: skip
 NODE = r.NodeRecord(
     run=RUN_ID, block=1, state="online", host="203.0.113.7", port=31338, device="cpu", started=1767225600.5,
     round=12, held=[r.HeldVersion(group="block-1", version=4, digest=vector_digest(VERSION))],
     serves=2, accepted=10, late=1, refused=0, led=5, tokens_per_second=20480.0, train_loss=1.75,
     from_noise_ce=None, bytes_in=4096, bytes_out=8192, sessions=0, hop_seconds=0.002,
+    neighbours=[r.Neighbour(peer=AGGREGATOR_PEER, seconds=0.0125)],
 )  # fmt: skip
 
 MESSAGES: dict[str, list[m.Message]] = {
@@ -113,13 +114,22 @@ MESSAGES: dict[str, list[m.Message]] = {
             session=SESSION, block=2, block_version=4, interface_version=3, next=None, seed=7,
             temperature=0.0, logits=True,
         ),
-        m.Opened(session=SESSION),
+        m.Open(
+            session=SESSION, block=0, block_version=4, interface_version=3,
+            next=m.HopAddress(peer=WORKER_PEER, host="203.0.113.7", port=31338),
+            last=m.HopAddress(peer=AGGREGATOR_PEER, host="203.0.113.8", port=31338), seed=7, temperature=0.7,
+        ),
+        m.Opened(session=SESSION, via="libp2p"),
         m.Attach(session=SESSION),
+        m.Attach(session=SESSION, role="results"),
         m.Attached(session=SESSION),
         m.Step(session=SESSION, position=5, tokens=b"ca"),
         m.Step(session=SESSION, position=0, tokens=b"The ca", masked=3, decide=4),
+        m.Write(session=SESSION, position=0, tokens=b"The ca", count=128, drafts=8),
         STATE,
+        STATE.model_copy(update={"decide": 2, "line": 3}),
         m.Result(session=SESSION, position=7, tokens=b"s", logits=None, seconds=[0.25, 0.5, 0.125]),
+        m.Result(session=SESSION, position=6, tokens=b"st", line=3, logits=None, seconds=[0.25, 0.5, 0.125]),
         m.Close(session=SESSION),
     ],
     "dht": [r.RunAdvert(run=RUN_ID, name="vectors"), NODE],

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import base58
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from spheroid_node.errors import ConfigInvalid, MalformedAddress, NoPeersKnown, SeveralRuns
 
@@ -46,10 +46,16 @@ class NodeConfig(BaseModel):
     """Address to listen on."""
     announce: Annotated[str, Field(min_length=1, max_length=255)] | None = None
     """Address that other peers should dial, where it differs from ``host``."""
+    relay: bool = False
+    """Others cannot dial this machine: be reached through nodes that they can dial."""
     port: Port = 0
     """TCP port of the DHT; 0 is any free one."""
+    announce_port: Annotated[int, Field(gt=0, le=65_535)] | None = None
+    """Port that other peers should dial for it, where it differs from ``port``; with ``announce``."""
     data_port: Port = 0
     """TCP port of updates, versions and prompts; 0 is any free one."""
+    announce_data_port: Annotated[int, Field(gt=0, le=65_535)] | None = None
+    """Port that other peers should dial for them, where it differs from ``data_port``."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
     precision: Literal["auto", "float32", "bf16"] = "auto"
     """What matrices are multiplied in when training; auto: bf16 where the device is faster with it."""
@@ -62,6 +68,14 @@ class NodeConfig(BaseModel):
     held_out: Paths = ()
     """Files and folders of text that is measured on and never trained on."""
     log_format: Literal["auto", "console", "json"] = "auto"
+
+    @field_validator("announce_port")
+    @classmethod
+    def _has_an_address(cls, port: int | None, fields: ValidationInfo) -> int | None:
+        # libp2p finds out addresses of its own, and all of them have the port that it listens on.
+        if port is not None and fields.data.get("announce") is None:
+            raise ValueError("it needs the address as well: give announce")
+        return port
 
 
 # --- resolving ------------------------------------------------------------------------------------
@@ -153,6 +167,7 @@ def _named(source: str, name: str) -> str:
 
 
 def _reason(message: str) -> str:
+    message = message.removeprefix("Value error, ")
     return message[:1].lower() + message[1:]
 
 

@@ -98,7 +98,8 @@ class NotReachable(NetworkError):
     def __init__(self, port: int) -> None:
         super().__init__(
             f"Other peers cannot reach this node on port {port}",
-            f"Open TCP port {port} in the firewall, and give the address that others see with --announce",
+            f"Open TCP port {port} in the firewall, and give the address that others see with --announce; "
+            "or join with --relay, and be reached through other nodes",
         )
 
 

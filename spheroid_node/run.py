@@ -105,6 +105,9 @@ class TrainingSpec(_Section):
     weight_decay: NonNegativeFloat = 0.1
     """On matrices inside blocks; never on embeddings, head, norms and biases."""
     clip_norm: PositiveFloat = 1.0
+    mask_suffix: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the windows of which the blocks read only the beginning: from a random position on, MASK
+    stands for the bytes. ``one-sweep`` decoding needs a model trained so. Targets stay the bytes."""
     outer: Literal["average"] = "average"
     """How the mean update becomes a version: it is added to the version before."""
 
@@ -147,6 +150,8 @@ class RunSpec(_Section):
     training: TrainingSpec = TrainingSpec()
     round: RoundSpec = RoundSpec()
     interface: Literal["shared", "frozen"] = "shared"
+    states: Literal["fp16", "int8"] = "fp16"
+    """What a text's states are rounded to between the hops of a chain."""
     data: DataSpec = DataSpec()
     access: Literal["open"] | tuple[Annotated[str, Field(min_length=40, max_length=64)], ...] = "open"
     """``open``, or the peer ids that may own blocks of this run."""

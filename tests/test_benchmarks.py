@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import arms, tables
+from benchmarks import arms, logical, tables
 from benchmarks.arms import Arm, row, small_run
+from spheroid_node.run import ModelSpec
 
 SCRIPTS = sorted(path.stem for path in Path(arms.__file__).parent.glob("*.py"))
 
@@ -60,6 +61,42 @@ def test_a_row_has_the_mean_and_the_deviation() -> None:
     made = row("arm", results, more=1)
     assert (made["ce"], made["ce_sd"], made["ce_by_block"], made["seeds"]) == (2.0, 1.0, [2.0, 2.0], 3)
     assert (made["arm"], made["more"]) == ("arm", 1)
+
+
+def test_a_logical_shape_is_measured_and_drawn(tmp_path: Path) -> None:
+    model = ModelSpec(blocks=2, layers=1, width=64, heads=1, window=1024)
+    rows = [logical.measure(model, positions, seconds=0.0) for positions in (1, 30)]
+    assert [(row["width"], row["positions"], len(row["seconds"])) for row in rows] == [
+        (64, 1, 2),
+        (64, 30, 2),
+    ]
+    figures = logical.headline(rows)
+    assert set(figures) == {
+        "sweeps_per_s",
+        "mb_per_s",
+        "sweeps_per_s_of_30",
+        "mb_per_s_of_30",
+        "largest_params_b",
+    }
+    assert figures["sweeps_per_s"] == {"64": pytest.approx(rows[0]["sweeps_per_s"], abs=1e-4)}
+    logical.draw(tmp_path / "logical.png", rows)
+    assert (tmp_path / "logical.png").stat().st_size > 10_000
+    cells = [column(rows[1]) for column in tables.TABLES["logical"].values()]
+    assert cells[0] == "64" and cells[3] == "30" and cells[5].endswith(" MB/s")
+
+
+def test_the_largest_logical_shape_is_that_of_the_paper() -> None:
+    assert logical.total_elements(logical.RunSpec(name="x", model=logical.shape(18432))) == pytest.approx(
+        75.8e9, rel=0.01
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [(0, "0 ms"), (0.0012345, "0.00123 ms"), (1.5, "1.50 ms"), (99.96, "100.0 ms"), (12_345.6, "12,346 ms")],
+)
+def test_at_least_three_digits(value: float, said: str) -> None:
+    assert tables.measured("x", "ms")({"x": value}) == said
 
 
 def test_the_tables_of_the_page_are_those_of_the_results() -> None:

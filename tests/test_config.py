@@ -46,6 +46,16 @@ def test_each_source_gives_way_to_the_one_before_it(environ: dict[str, str]) -> 
     assert settings.peers == (ADDRESS,)
 
 
+def test_the_announced_port_is_that_of_the_router(environ: dict[str, str]) -> None:
+    assert config.resolve({"data_port": 5}, environ=environ).announce_data_port is None
+    environ["SPHEROID_ANNOUNCE_DATA_PORT"] = "443"
+    settings = config.resolve(
+        {"data_port": 5, "announce": "203.0.113.7", "announce_port": 7}, environ=environ
+    )
+    assert (settings.data_port, settings.announce_data_port) == (5, 443)
+    assert (settings.port, settings.announce_port) == (0, 7)
+
+
 def test_zero_on_the_command_line_is_a_value(environ: dict[str, str]) -> None:
     environ["SPHEROID_PORT"] = "9"
     assert config.resolve({"port": 0}, environ=environ).port == 0
@@ -62,6 +72,8 @@ def test_lists_in_the_environment(environ: dict[str, str]) -> None:
     ("flags", "variables", "file", "source"),
     [
         ({"data_port": 70_000}, {}, "", "Option --data-port"),
+        ({"announce_port": 31337}, {}, "", "Option --announce-port: it needs the address"),
+        ({"announce_data_port": 0}, {}, "", "Option --announce-data-port"),
         ({}, {"SPHEROID_THREADS": "none"}, "", "Environment variable SPHEROID_THREADS"),
         ({}, {}, "device = 'tpu'", "config.toml, device"),
         ({}, {}, "prot = 1", "there is no setting 'prot'"),

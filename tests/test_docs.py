@@ -52,9 +52,15 @@ COMMAND_LINES = [
 def check_ours(words: list[str]) -> None:
     """Raise unless the command exists and takes these options and arguments. Nothing runs."""
     with click.Context(group, info_name="spheroid-node") as context:
-        name, command, rest = group.resolve_command(context, words)
-        if command is not None:
-            command.make_context(name, rest, parent=context)
+        _check(group, context, words)
+
+
+def _check(group: click.Group, context: click.Context, words: list[str]) -> None:
+    name, command, rest = group.resolve_command(context, words)
+    if isinstance(command, click.Group):
+        _check(command, context, rest)
+    elif command is not None:
+        command.make_context(name, rest, parent=context)
 
 
 def make_targets() -> set[str]:
@@ -77,7 +83,15 @@ def test_the_command_lines_were_found() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["jion"], ["join", "--blok", "1"], ["join", "1"], ["bootstrap"], ["join", "--block", "x"]]
+    "words",
+    [
+        ["jion"],
+        ["join", "--blok", "1"],
+        ["join", "1"],
+        ["bootstrap"],
+        ["join", "--block", "x"],
+        ["bench", "x"],
+    ],
 )
 def test_a_wrong_command_line_would_be_seen(words: list[str]) -> None:
     with pytest.raises(click.UsageError):
@@ -124,11 +138,12 @@ PAGES = {
         messages.Attach,
         messages.Attached,
         messages.Step,
+        messages.Write,
         messages.State,
         messages.Result,
         messages.Close,
     ),
-    "dht": (records.RunAdvert, records.NodeRecord, records.HeldVersion),
+    "dht": (records.RunAdvert, records.NodeRecord, records.HeldVersion, records.Neighbour),
 }
 
 

@@ -37,7 +37,7 @@ def spec(**changes: Any) -> RunSpec:
 
 def test_the_run_id_is_stable() -> None:
     """A change of this value makes every swarm that exists another swarm."""
-    assert spec().run_id == "8175a40522c281e2"
+    assert spec().run_id == "748791cdf0dc9678"
 
 
 def test_the_run_id_does_not_depend_on_the_order_of_fields_or_on_what_is_left_out() -> None:
@@ -56,6 +56,7 @@ def test_the_run_id_does_not_depend_on_the_order_of_fields_or_on_what_is_left_ou
         {"noise": {"sigma_max": 20.0}},
         {"learning": {"denoiser": "edm"}},
         {"training": {"learning_rate": 1e-3}},
+        {"training": {"mask_suffix": 0.25}},
         {"round": {"period": 61.0}},
         {"interface": "frozen"},
         {"data": {"name": "other"}},
@@ -166,6 +167,8 @@ def test_the_run_files_are_those_of_the_issue() -> None:
         (GOOD.replace("test", "a/b"), ": name: "),
         (GOOD + "[round]\nsettle = 60.0", r"settle \(60\.0\) must be shorter than period"),
         (GOOD + "[round]\nperiod = nan", r"round\.period"),
+        (GOOD + "[training]\nmask_suffix = 1.5", r"training\.mask_suffix"),
+        (GOOD + "[training]\nmask_suffix = nan", r"training\.mask_suffix"),
         (GOOD + '[data]\nsha256 = "abc"', r"data\.sha256"),
         (GOOD + '[learning]\ndenoiser = "magic"', r"learning\.denoiser"),
         ("seed = -1\n" + GOOD, ": seed: "),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,14 @@ def command(directory: str, **flags: Any) -> None:
 
 
 def check_free(directory: Path) -> None:
-    """Raise :class:`OutputUnwritable` where ``directory`` holds anything but an earlier export."""
+    """Raise :class:`OutputUnwritable` where no file can be made in ``directory``, or where it holds anything
+    but an earlier export."""
+    there = next(place for place in (directory, *directory.parents) if place.exists())
+    foreign: list[str] = []
     try:
-        foreign = sorted({entry.name for entry in directory.iterdir()} - MODEL_FILES)
-    except FileNotFoundError:
-        return
+        tempfile.TemporaryFile(dir=there).close()
+        if there == directory:
+            foreign = sorted({entry.name for entry in directory.iterdir()} - MODEL_FILES)
     except OSError as error:
         raise OutputUnwritable(str(directory), error.strerror or str(error)) from error
     if foreign:

@@ -44,6 +44,18 @@ from spheroid_node.config import resolve, with_peers
     metavar="N",
     help="TCP port of updates, versions and prompts. Default: any free one.",
 )
+@click.option(
+    "--announce-data-port",
+    type=int,
+    metavar="N",
+    help="Port others should dial, where a router forwards another one to --data-port.",
+)
+@click.option(
+    "--relay",
+    is_flag=True,
+    default=None,
+    help="Others cannot dial this machine: be reached through nodes that they can dial.",
+)
 @log_option
 def command(block: int | None, **flags: Any) -> None:
     """Own a replica of a block: train it, share it, serve it.

@@ -33,6 +33,7 @@ COMMANDS = {
     "demo": "Run a whole swarm on this machine, train it, and let it speak.",
     "plan": "Say what owning a block asks of a machine.",
     "simulate": "Run a swarm in virtual time.",
+    "bench": "Measure how this machine serves shapes of any size.",
     "gateway": "Serve the swarm over HTTP.",
 }
 """Command → its line in ``--help``; here so that the list needs no command's file."""

@@ -58,6 +58,12 @@ listen_options = combine(
         "--announce", metavar="HOST", help="Address others should dial, where it differs from --host."
     ),
     click.option("--port", type=int, metavar="N", help="TCP port of the DHT. Default: any free one."),
+    click.option(
+        "--announce-port",
+        type=int,
+        metavar="N",
+        help="Port others should dial, where a router forwards another one to --port; with --announce.",
+    ),
 )
 
 device_option = click.option(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -15,23 +13,13 @@ from rich.console import Console
 from rich.table import Table
 
 from spheroid_node.cli.options import json_option
+from spheroid_node.cli.sizes import decimal, quantity, run_of_size
 
 if TYPE_CHECKING:
     from spheroid_node.run import RunSpec
     from spheroid_node.training.plan import DeviceKind, Needs
 
 CARDS_GIB = (8, 12, 16, 24, 48, 80)
-UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
-
-
-def quantity(_ctx: click.Context, _option: click.Parameter, value: str | None) -> int | None:
-    """Callback of ``--params``: a number such as 124M or 75.8B. Decimal units."""
-    if value is None:
-        return None
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMBT]?)", value.strip().upper())
-    if not found:
-        raise click.BadParameter(f"{value!r} is not a number of parameters, such as 124M or 75.8B")
-    return int(Decimal(found[1]) * UNITS[found[2]])
 
 
 @click.command("plan")
@@ -87,19 +75,9 @@ def _run_of_file(run_file: str, parameters: int | None, given: dict[str, int]) -
 
 
 def _run_of_shape(parameters: int | None, given: dict[str, int]) -> RunSpec:
-    from pydantic import ValidationError
-
-    from spheroid_node.run import describe
-    from spheroid_node.training.shape import run_of_shape
-
     if parameters is None or "blocks" not in given:
         raise click.UsageError("Give a run with --run, or a size with --params and --blocks")
-    try:
-        return run_of_shape(parameters, **given)
-    except ValidationError as error:
-        raise click.UsageError(describe(error)) from error
-    except ValueError as error:
-        raise click.UsageError(str(error)) from error
+    return run_of_size(parameters, **given)
 
 
 @dataclass(frozen=True)
@@ -223,11 +201,11 @@ def _print(report: Report, asked: int | None) -> None:
 def _heading(report: Report, asked: int | None) -> list[str]:
     model, count = report.model, report.parameters
     return [
-        f"run {report.run} {report.run_id}" if asked is None else f"for {_decimal(asked)} parameters:",
+        f"run {report.run} {report.run_id}" if asked is None else f"for {decimal(asked)} parameters:",
         f"{model['blocks']} blocks of {model['layers']} layers, width {model['width']}, "
         f"{model['heads']} heads, window {model['window']}, batch {report.batch}",
-        f"{_decimal(count['all'])} parameters, {_decimal(count['block'])} a block, "
-        f"{_decimal(count['interface'])} in the interface",
+        f"{decimal(count['all'])} parameters, {decimal(count['block'])} a block, "
+        f"{decimal(count['interface'])} in the interface",
     ]
 
 
@@ -266,11 +244,11 @@ def _traffic_table(report: Report) -> Table:
     table = _table("traffic of a round", columns.values())
     for dtype in workers[0].sent:
         chosen = dtype == report.compression
-        sizes = [_decimal(worker.sent[dtype], "B") for worker in workers]
+        sizes = [decimal(worker.sent[dtype], "B") for worker in workers]
         table.add_row(
             f"sent, {dtype}{' (this run)' if chosen else ''}", *sizes, style="bold" if chosen else ""
         )
-    table.add_row("fetched", *(_decimal(worker.fetched, "B") for worker in workers), style="bold")
+    table.add_row("fetched", *(decimal(worker.fetched, "B") for worker in workers), style="bold")
     return table
 
 
@@ -318,12 +296,3 @@ def _ranges(blocks: list[int], count: int) -> str:
 
 def _yes(can: bool) -> str:
     return "yes" if can else "no"
-
-
-def _decimal(number: int, unit: str = "") -> str:
-    """Four digits, and a decimal unit: bytes as kB, MB, GB, parameters as K, M, B."""
-    prefixes = ("", "k", "M", "G", "T") if unit else ("", "K", "M", "B", "T")
-    power = min((len(str(number)) - 1) // 3, len(prefixes) - 1)
-    value = number / 1000**power
-    decimals = max(0, 4 - len(str(int(value)))) if power else 0
-    return f"{value:,.{decimals}f} {prefixes[power]}{unit}".rstrip()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from spheroid_node.cli.export import check_free
 from spheroid_node.cli.options import json_option, text_options
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ WORKERS = 6
     help="Of machines, keys and model: the same seed gives the same model.",
 )
 @click.option("--dry", is_flag=True, help="The rounds alone, without learning: for thousands of machines.")
+@click.option("--export", "directory", metavar="DIR", help="Write the model to DIR after the last round.")
 @text_options
 @json_option
 def command(
@@ -58,6 +60,7 @@ def command(
     method: str,
     seed: int,
     dry: bool,
+    directory: str | None,
     data: tuple[str, ...],
     held_out: tuple[str, ...],
     as_json: bool,
@@ -68,6 +71,11 @@ def command(
     """
     if workers and replicas:
         raise click.UsageError("--workers and --replicas say the same: give one of them")
+    if dry and directory:
+        raise click.UsageError("--dry learns nothing: there is no model to --export")
+    output = Path(directory) if directory else None
+    if output:
+        check_free(output)
     chosen_regime, chosen_method = _regime(regime), _method(method)
     from spheroid_node.run import RunSpec
     from spheroid_node.simulate.dry import wide_run
@@ -94,6 +102,9 @@ def command(
         click.echo(json.dumps(_summary(swarm, regime, reports), indent=2))
     else:
         click.echo(_closing(swarm, reports))
+    if output:
+        versions = _export(swarm, output)
+        show(f"Wrote {output} (versions: {versions})")
 
 
 def _regime(name: str) -> Regime:
@@ -179,6 +190,22 @@ def _closing(swarm: Swarm, reports: list[RoundReport]) -> str:
     if last.ce_readout is not None:
         parts.insert(1, f"CE {last.ce_readout:.3f}")
     return " · ".join(parts)
+
+
+def _export(swarm: Swarm, output: Path) -> str:
+    """Write the model as it is now; returns its versions in words."""
+    from spheroid_node.training.checkpoint import export_model
+
+    parts = swarm.together()
+    versions = {group: version.base.version for group, version in parts.items()}
+    vectors = {group: version.vector for group, version in parts.items()}
+    evaluation = swarm.evaluate()
+    assert evaluation is not None
+    measured = asdict(evaluation)
+    measured = {"ce_by_block": measured.pop("ce"), "ce": measured.pop("ce_readout"), **measured}
+    trained = f"trained in a simulated swarm (`spheroid-node simulate --method {swarm.method.name}`):\n"
+    export_model(output, swarm.run, vectors, versions, measured, trained + swarm.method.summary)
+    return ", ".join(f"{group} {version}" for group, version in versions.items())
 
 
 def _participation(reports: list[RoundReport]) -> float:

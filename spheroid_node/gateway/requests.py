@@ -40,7 +40,7 @@ class CompletionRequest(BaseModel):
     temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 0.8
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
     stream: bool = False
-    decode: DecoderName = "autoregressive"
+    decode: DecoderName = "speculative"
     user: str | None = None
 
     # Options of OpenAI's API that may be given, but only as what we do anyway.

@@ -7,11 +7,14 @@ import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from spheroid_node.node.client import Client
+from spheroid_node.node.client import Client, chain_finder
 from spheroid_node.node.snapshot import Curve, Snapshot, collect
 from spheroid_node.run import RunSpec
-from spheroid_node.serving.chain import Chain
-from spheroid_node.serving.remote import Generation, find_chain
+from spheroid_node.serving.finding import ChainSource
+from spheroid_node.serving.remote import Generation
+
+PATIENCE = 30.0
+"""Seconds that a completion waits for another chain."""
 
 SNAPSHOT_SECONDS = 2.0
 """How old a snapshot may be: many who look at the page are one reader of the DHT."""
@@ -28,12 +31,13 @@ class View:
         return self.snapshot.as_json() | {"ce_by_round": [*self.ce_by_round.items()]}
 
 
-@dataclass(frozen=True)
-class OpenedChain:
-    """A chain and the versions it serves, in words."""
+class TextSource(ChainSource[Any], Protocol):
+    """Chains that serve one set of versions."""
 
-    chain: Chain
-    versions: str
+    @property
+    def versions(self) -> object:
+        """As text: what the chains serve, known once one is open."""
+        ...
 
 
 class Swarm(Protocol):
@@ -42,8 +46,8 @@ class Swarm(Protocol):
     @property
     def run(self) -> RunSpec: ...
 
-    async def open_chain(self, generation: Generation) -> OpenedChain:
-        """Raises :class:`SpheroidError` when no chain can be had."""
+    def source(self, generation: Generation) -> TextSource:
+        """Where the chains of one text come from."""
         ...
 
     async def view(self) -> View: ...
@@ -63,13 +67,8 @@ class ClientSwarm:
     def run(self) -> RunSpec:
         return self._client.run
 
-    async def open_chain(self, generation: Generation) -> OpenedChain:
-        client = self._client
-        chain = await find_chain(
-            client.directory, client.run, lambda address: client.dial(address, "hop"), generation
-        )
-        blocks = "-".join(str(hop.version) for hop in chain.route.hops)
-        return OpenedChain(chain, f"interface-{chain.route.interface}-blocks-{blocks}")
+    def source(self, generation: Generation) -> TextSource:
+        return chain_finder(self._client, generation, PATIENCE)
 
     async def view(self) -> View:
         client = self._client

@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spheroid_node.model.cache import PositionCache
+from spheroid_node.model.cache import BlockCache, Segment
 from spheroid_node.model.mixing import MixingLayer
 from spheroid_node.model.transformer import Layer, rotary_angles
 from spheroid_node.run import RunSpec
 
 NOISE_FEATURES = 32
-
-
-class BlockCache:
-    """What all layers of a block keep of one text."""
-
-    def __init__(self, layers: int) -> None:
-        self.layers = [PositionCache() for _ in range(layers)]
-
-    @property
-    def length(self) -> int:
-        """Positions held."""
-        return self.layers[0].length
-
-    def truncate(self, length: int) -> None:
-        """Forget every position from ``length`` on."""
-        for layer in self.layers:
-            layer.truncate(length)
 
 
 class Modulation(nn.Module):
@@ -59,6 +44,7 @@ class Block(nn.Module):
         super().__init__()
         model = run.model
         self.head_width = model.width // model.heads
+        self.window = model.window
         chained = run.learning.conditioning == "chain" and index > 0
         reads_noise = run.learning.denoiser == "edm"
         self.upstream = nn.Linear(model.width, model.width, bias=False) if chained else None
@@ -69,7 +55,7 @@ class Block(nn.Module):
         self.out_norm = nn.RMSNorm(model.width)
 
     def new_cache(self) -> BlockCache:
-        return BlockCache(len(self.layers))
+        return BlockCache(len(self.layers), self.window)
 
     def forward(
         self,
@@ -77,21 +63,34 @@ class Block(nn.Module):
         hidden_BTD: Tensor,
         scaled_noisy_BTD: Tensor,
         level_B: Tensor,
-        cache: BlockCache | None = None,
+        texts: Sequence[Segment] = (),
     ) -> Tensor:
         """Hidden state [B, T, width]: ``out_norm`` of it is the denoiser's F, itself goes to the next block.
 
-        ``scaled_noisy_BTD`` is c_in·z and ``level_B`` the noise level; only ``edm`` reads them.
+        ``scaled_noisy_BTD`` is c_in·z and ``level_B`` the noise level; only ``edm`` reads them. With
+        ``texts`` the T positions are new ones of these texts, one text after the other; without, whole texts.
         """
         x_BTD = embedded_BTD
         if self.upstream is not None:
             x_BTD = x_BTD + self.upstream(F.rms_norm(hidden_BTD, hidden_BTD.shape[-1:]))
         if self.noisy is not None:
             x_BTD = x_BTD + self.noisy(scaled_noisy_BTD)
-        start = cache.length if cache is not None else 0
-        angles = rotary_angles(start, x_BTD.shape[1], self.head_width, x_BTD.device)
+        angles = rotary_angles(_positions(x_BTD, texts), self.head_width, _exact(x_BTD.dtype))
         modulations = self.modulation(level_B) if self.modulation is not None else [None] * len(self.layers)
         for number, layer in enumerate(self.layers):
-            layer_cache = cache.layers[number] if cache is not None else None
-            x_BTD = layer(x_BTD, angles, layer_cache, modulations[number])
+            caches = [(text, text.cache.layers[number]) for text in texts]
+            x_BTD = layer(x_BTD, angles, caches, modulations[number])
         return x_BTD
+
+
+def _exact(dtype: torch.dtype) -> torch.dtype:
+    """Angles of far positions need more than 16 bits."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _positions(x_BTD: Tensor, texts: Sequence[Segment]) -> Tensor:
+    """Index in its text of each of the T positions."""
+    if not texts:
+        return torch.arange(x_BTD.shape[1], device=x_BTD.device)
+    ranges = [range(text.cache.length, text.cache.length + text.count) for text in texts]
+    return torch.tensor([position for text in ranges for position in text], device=x_BTD.device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -9,6 +10,11 @@ from spheroid_node.run import VOCABULARY, ModelSpec
 
 MASK = VOCABULARY
 """Token of a byte that is not known yet (one-sweep decoding)."""
+
+
+def at_least_float32(tensor: Tensor) -> Tensor:
+    """The tensor itself if it has 32 or more bits a number, else as float32."""
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
 class Interface(nn.Module):
@@ -24,4 +30,4 @@ class Interface(nn.Module):
 
         Detached: a target that could move would learn to be recognised instead of predicted.
         """
-        return F.normalize(self.embedding.weight[:VOCABULARY].detach().float(), dim=-1)
+        return F.normalize(at_least_float32(self.embedding.weight[:VOCABULARY].detach()), dim=-1)

@@ -7,12 +7,13 @@ grow past the window and cached inference equals uncached, as with attention.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spheroid_node.model.cache import PositionCache
+from spheroid_node.model.cache import PositionCache, Segment
 from spheroid_node.model.transformer import make_mlp, modulated
 from spheroid_node.run import ModelSpec
 
@@ -38,13 +39,19 @@ class Mixing(nn.Module):
         self.kernels = nn.Parameter(torch.zeros(math.gcd(hidden, MAX_KERNELS), model.window))
         self.out = nn.Linear(hidden, model.width, bias=False)
 
-    def forward(self, x_BTD: Tensor, cache: PositionCache | None) -> Tensor:
-        count, inputs_BSH = x_BTD.shape[1], self.read(x_BTD)
-        if cache is not None:
-            inputs_BSH = cache.append(inputs_BSH)[0]
-            # Positions that no new one may see need not be read at all.
-            inputs_BSH = inputs_BSH[:, -(count + self.window - 1) :]
-        return self.out(F.gelu(self._mix(inputs_BSH, count)))  # type: ignore[no-any-return]
+    def forward(self, x_BTD: Tensor, caches: Sequence[tuple[Segment, PositionCache]]) -> Tensor:
+        inputs_BSH = self.read(x_BTD)
+        if caches:
+            parts = [self._cached(part, inputs_BSH, cache) for part, cache in caches]
+            mixed_BTH = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        else:
+            mixed_BTH = self._mix(inputs_BSH, x_BTD.shape[1])
+        return self.out(F.gelu(mixed_BTH))  # type: ignore[no-any-return]
+
+    def _cached(self, part: Segment, inputs_BTH: Tensor, cache: PositionCache) -> Tensor:
+        held_BSH = cache.append(inputs_BTH[:, part.start : part.end])[0]
+        # Positions that no new one may see need not be read at all.
+        return self._mix(held_BSH[:, -(part.count + self.window - 1) :], part.count)
 
     def _mix(self, inputs_BSH: Tensor, count: int) -> Tensor:
         """The last ``count`` of the positions, each mixed with those before it: [B, count, hidden]."""
@@ -83,9 +90,9 @@ class MixingLayer(nn.Module):
         self,
         x_BTD: Tensor,
         angles: tuple[Tensor, Tensor],
-        cache: PositionCache | None = None,
+        caches: Sequence[tuple[Segment, PositionCache]] = (),
         modulation: tuple[Tensor, ...] | None = None,
     ) -> Tensor:
         """As :meth:`spheroid_node.model.transformer.Layer.forward`; ``angles`` are for attention alone."""
-        x_BTD = x_BTD + self.mixing(modulated(self.mixing_norm(x_BTD), modulation, 0), cache)
+        x_BTD = x_BTD + self.mixing(modulated(self.mixing_norm(x_BTD), modulation, 0), caches)
         return x_BTD + self.mlp(modulated(self.mlp_norm(x_BTD), modulation, 1))  # type: ignore[no-any-return]

@@ -43,14 +43,14 @@ def position_noise(seed: int, start: int, count: int, width: int) -> Tensor:
 
 
 def gumbel_noise(seed: int, position: int) -> Tensor:
-    """Standard Gumbel noise of the byte at ``position``: shape [256], float32."""
+    """Standard Gumbel noise of the byte at ``position``: shape [256], float64."""
     uniform = _philox(_GUMBEL, seed, position).random(VOCABULARY)
-    return torch.from_numpy(-np.log(-np.log(np.clip(uniform, 1e-300, 1 - 1e-16)))).float()
+    return torch.from_numpy(-np.log(-np.log(np.clip(uniform, 1e-300, 1 - 1e-16))))
 
 
 def decide(logits_V: Tensor, seed: int, position: int, temperature: float) -> int:
     """The byte at ``position``: the most likely at temperature 0, else a sample by the Gumbel-max rule."""
-    logits_V = logits_V.detach().float().cpu()
+    logits_V = logits_V.detach().double().cpu()
     if temperature > 0:
         logits_V = logits_V / temperature + gumbel_noise(seed, position)
     return int(logits_V.argmax())

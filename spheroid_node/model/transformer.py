@@ -6,20 +6,22 @@ window and cached inference equals uncached.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from spheroid_node.model.cache import PositionCache
+from spheroid_node.model.cache import PositionCache, Segment
 from spheroid_node.run import ModelSpec
 
 ROTARY_BASE = 10_000.0
 
 
-def rotary_angles(start: int, count: int, head_width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of positions start … start + count − 1: [count, head width / 2] each."""
-    frequencies = ROTARY_BASE ** (-torch.arange(0, head_width, 2, device=device).float() / head_width)
-    angles = torch.arange(start, start + count, device=device).float()[:, None] * frequencies
+def rotary_angles(positions_T: Tensor, head_width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of ``positions_T``: [T, head width / 2] each."""
+    halves = torch.arange(0, head_width, 2, device=positions_T.device).to(dtype)
+    angles = positions_T.to(dtype)[:, None] * ROTARY_BASE ** (-halves / head_width)
     return angles.cos(), angles.sin()
 
 
@@ -47,19 +49,28 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(model.width, 3 * model.width, bias=False)
         self.out = nn.Linear(model.width, model.width, bias=False)
 
-    def forward(self, x_BTD: Tensor, angles: tuple[Tensor, Tensor], cache: PositionCache | None) -> Tensor:
+    def forward(
+        self, x_BTD: Tensor, angles: tuple[Tensor, Tensor], caches: Sequence[tuple[Segment, PositionCache]]
+    ) -> Tensor:
         batch, count, width = x_BTD.shape
         q_BHTK, k_BHTK, v_BHTK = (
             self.qkv(x_BTD).view(batch, count, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
         )
         q_BHTK, k_BHTK = rotate(q_BHTK, angles), rotate(k_BHTK, angles)
-        if cache is not None:
-            k_BHTK, v_BHTK = cache.append(k_BHTK, v_BHTK)
-            # Keys that no query of this call may see need not be read at all.
-            first = max(0, k_BHTK.shape[2] - count - self.window + 1)
-            k_BHTK, v_BHTK = k_BHTK[:, :, first:], v_BHTK[:, :, first:]
-        mixed_BHTK = self._attend(q_BHTK, k_BHTK, v_BHTK)
+        if caches:
+            parts = [self._cached(part, q_BHTK, k_BHTK, v_BHTK, cache) for part, cache in caches]
+            mixed_BHTK = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+        else:
+            mixed_BHTK = self._attend(q_BHTK, k_BHTK, v_BHTK)
         return self.out(mixed_BHTK.transpose(1, 2).reshape(batch, count, width))  # type: ignore[no-any-return]
+
+    def _cached(self, part: Segment, q: Tensor, k: Tensor, v: Tensor, cache: PositionCache) -> Tensor:
+        """What the new positions of one text read of it: [B, H, count, K]."""
+        new = slice(part.start, part.end)
+        keys, values = cache.append(k[:, :, new], v[:, :, new])
+        # Keys that no query of this call may see need not be read at all.
+        first = max(0, keys.shape[2] - part.count - self.window + 1)
+        return self._attend(q[:, :, new], keys[:, :, first:], values[:, :, first:])
 
     def _attend(self, q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor) -> Tensor:
         if torch.is_autocast_enabled("cpu") and q_BHTK.device.type == "cpu":
@@ -89,11 +100,14 @@ class Layer(nn.Module):
         self,
         x_BTD: Tensor,
         angles: tuple[Tensor, Tensor],
-        cache: PositionCache | None = None,
+        caches: Sequence[tuple[Segment, PositionCache]] = (),
         modulation: tuple[Tensor, ...] | None = None,
     ) -> Tensor:
-        """[B, T, width] to the same; ``modulation`` is (scale, shift, scale, shift), each [B, 1, width]."""
-        x_BTD = x_BTD + self.attention(modulated(self.attention_norm(x_BTD), modulation, 0), angles, cache)
+        """[B, T, width] to the same; ``modulation`` is (scale, shift, scale, shift), each [B, 1, width].
+
+        With ``caches`` the T positions are the new ones of these texts, one text after the other.
+        """
+        x_BTD = x_BTD + self.attention(modulated(self.attention_norm(x_BTD), modulation, 0), angles, caches)
         return x_BTD + self.mlp(modulated(self.mlp_norm(x_BTD), modulation, 1))  # type: ignore[no-any-return]
 
 

@@ -17,6 +17,8 @@ from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.p2p import P2P, PeerID
+from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg
+from hivemind.proto.p2pd_pb2 import Request, Response, StreamOpenRequest
 from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.timed_storage import ValueWithExpiration, get_dht_time
@@ -36,7 +38,12 @@ __all__ = [
     "Multiaddr",
     "PeerID",
     "RecordValidatorBase",
+    "Request",
+    "Response",
+    "StreamOpenRequest",
     "ValidationError",
     "ValueWithExpiration",
     "get_dht_time",
+    "read_pbmsg_safe",
+    "write_pbmsg",
 ]

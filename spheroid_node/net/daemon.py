@@ -29,6 +29,14 @@ class Listening(NamedTuple):
     announce: str | None
     client_mode: bool
     option: str
+    relay: bool = False
+    announce_port: int | None = None
+    """None: the one it listens on."""
+
+    @property
+    def reachable(self) -> bool:
+        """Whether others can dial it, so that it may store records for them."""
+        return not self.client_mode and not self.relay
 
     def daemon_arguments(self) -> dict[str, Any]:
         """Arguments of hivemind's P2P. On loopback nothing may look for a way through a NAT."""
@@ -42,9 +50,19 @@ class Listening(NamedTuple):
                 "host_maddrs": None,
                 "dht_mode": "client",
             }
+        arguments["host_maddrs"] = [multiaddress(self.host, self.port)]
+        if self.relay:
+            # No announce_maddrs: they would stand in place of the relays' addresses.
+            return {
+                **arguments,
+                "use_relay": True,
+                "use_auto_relay": True,
+                "force_reachability": "private",
+                "dht_mode": "client",
+            }
         if self.announce is not None:
-            arguments["announce_maddrs"] = [multiaddress(self.announce, self.port)]
-        return {**arguments, "host_maddrs": [multiaddress(self.host, self.port)]}
+            arguments["announce_maddrs"] = [multiaddress(self.announce, self.announce_port or self.port)]
+        return arguments
 
 
 def check_addresses(addresses: Iterable[str]) -> None:

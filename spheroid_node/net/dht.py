@@ -26,6 +26,7 @@ from spheroid_node.net._hivemind import (
     get_dht_time,
 )
 from spheroid_node.net.daemon import Listening
+from spheroid_node.net.daemon_streams import DaemonStreams
 from spheroid_node.net.identity import Identity
 from spheroid_node.net.ports import free_port, multiaddress
 from spheroid_node.net.validator import RecordValidator, harden
@@ -56,7 +57,9 @@ class Dht:
     peers: tuple[str, ...]
     """Addresses of the peers that it started from."""
     addresses: list[str] = field(default_factory=list)
-    """Addresses to hand out, /ip4/…/tcp/…/p2p/…; empty in client mode."""
+    """Addresses to hand out, /ip4/…/tcp/…/p2p/…; none of a peer that cannot be dialled."""
+    streams: DaemonStreams = field(default_factory=DaemonStreams)
+    """Streams to peers and from them, where these cannot be dialled otherwise."""
     _p2p: Any = None
     _node: Any = None
     _ready: asyncio.Event = field(default_factory=asyncio.Event)
@@ -75,21 +78,25 @@ class Dht:
         host: str = "127.0.0.1",
         port: int = 0,
         announce: str | None = None,
+        announce_port: int | None = None,
         client_mode: bool = False,
+        relay: bool = False,
         option: str = "--port",
     ) -> Dht:
         """Join the DHT at ``peers``, or begin one without any.
 
-        ``announce`` is the IP address or name under which others reach ``host``; ``client_mode`` is for
-        peers that nobody needs to reach: they listen nowhere and store nothing for others. ``option``
-        names the port in errors. Raises :class:`MalformedAddress`, :class:`PortInUse`,
-        :class:`ConfigInvalid`, :class:`PeersUnreachable`, :class:`ClockWrong`, :class:`NotReachable`,
-        :class:`DhtFailed`.
+        ``announce`` is the IP address or name under which others reach ``host``, at ``announce_port`` where
+        that is not ``port``; ``client_mode`` is for peers that nobody needs to reach: they listen nowhere and
+        store nothing for others; ``relay`` for those that cannot be dialled, and are reached through others.
+        ``option`` names the port in errors.
+        Raises :class:`MalformedAddress`, :class:`PortInUse`, :class:`ConfigInvalid`,
+        :class:`PeersUnreachable`, :class:`ClockWrong`, :class:`NotReachable`, :class:`DhtFailed`.
         """
         daemon.check_addresses(peers)
         if not client_mode:
             port = free_port(host, port, option)
-        dht = cls(identity, Listening(host, port, announce, client_mode, option), tuple(peers))
+        listening = Listening(host, port, announce, client_mode, option, relay, announce_port)
+        dht = cls(identity, listening, tuple(peers))
         await dht._build(dht.peers)
         return dht
 
@@ -151,6 +158,7 @@ class Dht:
     async def stop(self) -> None:
         """Leave. Returns within seconds, with the daemon process gone, whatever state it was in."""
         self._ready.clear()
+        self.streams.detach()
         node, p2p, self._node, self._p2p = self._node, self._p2p, None, None
         if node is not None:
             with suppress(Exception):  # a dying daemon raises all kinds; it is ended below in any case
@@ -170,7 +178,7 @@ class Dht:
                     p2p=p2p,
                     node_id=DHTID.generate(source=p2p.peer_id.to_bytes()),
                     initial_peers=list(peers),
-                    client_mode=self.listening.client_mode,
+                    client_mode=not self.listening.reachable,
                     record_validator=RecordValidator(self.identity.key),
                     ensure_bootstrap_success=first,
                     strict=first,
@@ -182,7 +190,9 @@ class Dht:
                 )
                 harden(node.protocol)
                 addresses = await self._visible_addresses(p2p)
+                await self.streams.attach(p2p)
         except BaseException as error:
+            self.streams.detach()
             await daemon.end(p2p)
             if isinstance(error, Exception):
                 raise self._explain(error, peers) from error
@@ -200,7 +210,7 @@ class Dht:
         return DhtFailed(str(error) or type(error).__name__)
 
     async def _visible_addresses(self, p2p: Any) -> list[str]:
-        if self.listening.client_mode:
+        if not self.listening.reachable:
             return []
         visible = [str(address) for address in await p2p.get_visible_maddrs(latest=True)]
         return sorted(visible, key=lambda address: address.startswith("/ip4/127."))
@@ -208,6 +218,7 @@ class Dht:
     async def _rebuild(self) -> None:
         log.warning("dht.daemon_died", peer=self.peer)
         self._ready.clear()
+        self.streams.detach()
         self._node.is_alive = False
         await daemon.end(self._p2p)
         wait = 0.5

@@ -8,10 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from spheroid_node.net.tls import certified_peer
 from spheroid_node.wire.codes import ErrorCode, WireError
 from spheroid_node.wire.frames import HEADER, MAX_FRAME, frame_length
-from spheroid_node.wire.messages import Error, Message, decode
+from spheroid_node.wire.messages import Error, Message, Via, decode
 
 BUFFER_BYTES = 1024 * 1024
 SEND_TIMEOUT = 60.0
@@ -32,12 +31,25 @@ class Traffic:
 
 
 class Link:
-    """One connection to ``peer``, whose identity is proven."""
+    """One connection to ``peer``, whose identity is proven.
+
+    ``via`` says how it travels. ``proven`` is the peer whose key TLS or libp2p has proven; None at a server
+    over TCP, as TLS clients show no certificate.
+    """
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: str, traffic: Traffic
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        peer: str,
+        traffic: Traffic,
+        *,
+        via: Via = "tcp",
+        proven: str | None = None,
     ) -> None:
         self.peer = peer
+        self.via = via
+        self.proven = proven
         self._reader = reader
         self._writer = writer
         self._traffic = traffic
@@ -52,8 +64,8 @@ class Link:
         if self._writer.is_closing():
             raise LinkClosed(f"the link to {self.peer} is closed")
         self._traffic.sent += HEADER.size + len(body)
-        self._writer.write(HEADER.pack(len(body)) + body)
         try:
+            self._writer.write(HEADER.pack(len(body)) + body)
             async with asyncio.timeout(timeout):
                 await self._writer.drain()
         except TimeoutError:
@@ -115,8 +127,3 @@ class Link:
     def abort(self) -> None:
         """Drop the connection at once."""
         self._writer.transport.abort()
-
-    @property
-    def certified_peer(self) -> str | None:
-        """The peer whose key the other side's TLS certificate holds; None for a client, which shows none."""
-        return certified_peer(self._writer.get_extra_info("ssl_object"))

@@ -10,7 +10,8 @@ from spheroid_node.config import NodeConfig
 from spheroid_node.net.dht import Dht
 from spheroid_node.net.directory import Directory, find_run
 from spheroid_node.net.identity import Identity
-from spheroid_node.net.links import Link, Traffic, dial
+from spheroid_node.net.links import Dialler, Link, Traffic
+from spheroid_node.net.streams import Streams
 from spheroid_node.run import RunSpec
 from spheroid_node.wire.messages import HopAddress
 
@@ -23,11 +24,16 @@ class Client:
     run: RunSpec
     directory: Directory
     identity: Identity
+    streams: Streams | None = None
+    """Where links go over libp2p; without, there is only TCP."""
     traffic: Traffic = field(default_factory=Traffic)
+
+    def __post_init__(self) -> None:
+        self._dialler = Dialler(self.identity, self.run.run_id, self.traffic, self.streams)
 
     async def dial(self, address: HopAddress, service: str) -> Link:
         """A link to a node. Raises LinkFailed."""
-        return await dial(address, self.identity, self.run.run_id, service, self.traffic)
+        return await self._dialler.dial(address, service)
 
 
 @asynccontextmanager
@@ -39,10 +45,12 @@ async def open_client(config: NodeConfig, identity: Identity, *, client_mode: bo
         host=config.host,
         port=config.port,
         announce=config.announce,
+        announce_port=config.announce_port,
         client_mode=client_mode,
+        relay=config.relay and not client_mode,
     )
     try:
         run = await find_run(dht, config.run)
-        yield Client(dht, run, Directory(dht, run), identity)
+        yield Client(dht, run, Directory(dht, run), identity, dht.streams)
     finally:
         await dht.stop()

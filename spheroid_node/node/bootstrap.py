@@ -65,7 +65,14 @@ async def _start(config: NodeConfig, identity: Identity, kept: Path) -> Dht:
 
 
 async def _listen(config: NodeConfig, identity: Identity, port: int) -> Dht:
-    return await Dht.start(identity, config.peers, host=config.host, port=port, announce=config.announce)
+    return await Dht.start(
+        identity,
+        config.peers,
+        host=config.host,
+        port=port,
+        announce=config.announce,
+        announce_port=config.announce_port,
+    )
 
 
 def _kept_port(file: Path) -> list[int]:

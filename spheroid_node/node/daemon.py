@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import secrets
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from spheroid_node.net.transfer import serve_transfer
 from spheroid_node.node.access import Client, open_client
 from spheroid_node.node.collecting import Collector
 from spheroid_node.node.models import HopModels
+from spheroid_node.node.neighbours import Neighbours
 from spheroid_node.node.report import Report, Reporter
 from spheroid_node.node.signals import Stopping
 from spheroid_node.node.state import StateDirectory
@@ -42,6 +44,9 @@ LEAVE_SECONDS = 6.0
 """For leaving after the first Ctrl-C; what has not ended by then is dropped."""
 GOODBYE_SECONDS = 2.0
 POLL_SECONDS = 1.0
+MAX_CONNECTIONS = 1024
+MAX_PER_PEER = 160
+"""A session takes a connection of its client and one of the hop before, and both may have many sessions."""
 
 
 async def run_node(config: NodeConfig, block: int | None) -> None:
@@ -49,6 +54,7 @@ async def run_node(config: NodeConfig, block: int | None) -> None:
 
     Raises the errors of errors.py that a user can meet at the start, before anything is announced.
     """
+    raise_file_limit(2 * MAX_CONNECTIONS)
     torch.set_num_threads(1)  # for serving; the trainer has a process and threads of its own
     async with Stopping() as stopping:
         with StateDirectory(config.state_dir) as state:
@@ -100,6 +106,9 @@ class Node:
             self.config.data_port,
             {"round": self.collector.handle, "transfer": self._transfer, "hop": self.hops.handle},
             client.traffic,
+            streams=client.streams,
+            max_connections=MAX_CONNECTIONS,
+            max_per_peer=MAX_PER_PEER,
         )
         submitter = Submitter(client, self.collector, self.sync)
         self.worker = Worker(client, self.block, self.store, self.sync, submitter, self.trainer, self.report)
@@ -107,9 +116,7 @@ class Node:
     async def run(self, stopping: Stopping) -> None:
         """Serve and train until ``stopping`` is set, then leave."""
         await self.server.start()
-        address = HopAddress(
-            peer=self.client.identity.peer, host=announced_host(self.config), port=self.server.port
-        )
+        address = announced_address(self.config, self.client.identity.peer, self.server.port)
         reporter = Reporter(self.client, self.store, self.report, address)
         try:
             await asyncio.gather(*map(self.sync.sync, self.client.run.worker_groups(self.block)))
@@ -123,6 +130,7 @@ class Node:
                         "dht": self.client.dht.watch(),
                         "report": reporter.run(),
                         "meters": self._meters(),
+                        "neighbours": Neighbours(self.client, self.report).run(),
                         "sync": self.sync.keep_up(self.client.run.worker_groups(self.block)),
                         "collector": self.collector.run(),
                         "worker": self.worker.run(),
@@ -179,6 +187,12 @@ async def _goodbye(reporter: Reporter) -> None:
         await reporter.leave()
 
 
+def announced_address(config: NodeConfig, peer: str, listening: int) -> HopAddress:
+    """Where others should dial this machine's services, which listen on the port ``listening``."""
+    port = listening if config.announce_data_port is None else config.announce_data_port
+    return HopAddress(peer=peer, host=announced_host(config), port=port)
+
+
 def announced_host(config: NodeConfig) -> str:
     """The address under which others should dial this machine's services."""
     if config.announce is not None:
@@ -224,3 +238,11 @@ def _configuration(
         threads=threads,
         state=str(state.optimiser(block)),
     )
+
+
+def raise_file_limit(wanted: int) -> None:
+    """Open files that this process may have, as far as the system lets it: a connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))

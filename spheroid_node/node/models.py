@@ -8,6 +8,7 @@ from spheroid_node.model.composed import Hop
 from spheroid_node.model.parameters import unflatten_
 from spheroid_node.node.versions import VersionStore
 from spheroid_node.run import INTERFACE_GROUP, RunSpec, block_group
+from spheroid_node.serving.engine import for_serving
 
 BUILT = 2
 """The hop of new sessions, and the one that running sessions began with."""
@@ -32,7 +33,7 @@ class HopModels:
             hop = Hop(self._run, self._block)
             unflatten_(hop.block, block.vector)
             unflatten_(hop.interface, interface.vector)
-            self._built[key] = hop.eval().requires_grad_(False)
+            self._built[key] = for_serving(hop)
         self._built.move_to_end(key)
         while len(self._built) > BUILT:
             self._built.popitem(last=False)

@@ -13,7 +13,7 @@ from spheroid_node.node.versions import VersionStore
 from spheroid_node.run import block_group
 from spheroid_node.wire.codes import Verdict
 from spheroid_node.wire.messages import HopAddress
-from spheroid_node.wire.records import NODE_TTL, HeldVersion, NodeRecord
+from spheroid_node.wire.records import NODE_TTL, HeldVersion, Neighbour, NodeRecord
 
 RENEW_SECONDS = NODE_TTL / 3
 SHORTEST_SECONDS = 0.5
@@ -35,6 +35,7 @@ class Report:
     sessions: int = 0
     hop_seconds: float = 0.0
     led: int = 0
+    neighbours: list[Neighbour] = field(default_factory=list)
     note: str = ""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -86,6 +87,7 @@ class Reporter:
                 "bytes_out": traffic.sent,
                 "sessions": report.sessions,
                 "hop_seconds": report.hop_seconds,
+                "neighbours": report.neighbours,
                 "note": report.note[:200],
             }
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -23,6 +24,8 @@ class Sweep:
     """[len(tokens), 256]: log-probabilities of the read-out, where the chain was opened with logits."""
     seconds: tuple[float, ...]
     """Compute time of each hop."""
+    line: int = -1
+    """The line of drafts that these bytes end or are a part of; −1: the answer to a sweep."""
 
 
 class ChainLost(Exception):
@@ -48,6 +51,15 @@ class Chain(Protocol):
         are unknown. A position below what was seen before takes the caches back to it; one above is an error.
         Sweeps may be started before earlier ones are done; they are computed in the order of their start.
         Raises :class:`ChainLost`.
+        """
+        ...
+
+    def write(self, position: int, tokens: bytes, count: int, drafts: int = 0) -> AsyncIterator[Sweep]:
+        """``count`` bytes after ``tokens``, by drafts of block 0 that the chain judges, as they are decided.
+
+        The same bytes as one sweep a byte would decide. ``drafts``: most of them ahead, 0 leaves it to the
+        chain. Nothing else may be under way meanwhile. Raises :class:`ChainLost`; what came before stays
+        valid.
         """
         ...
 

@@ -9,7 +9,7 @@ from spheroid_node.run import RunSpec
 from spheroid_node.serving.chain import Chain
 from spheroid_node.serving.steps import positions_per_step
 
-DecoderName = Literal["autoregressive", "one-sweep"]
+DecoderName = Literal["speculative", "autoregressive", "one-sweep"]
 DECODERS: tuple[str, ...] = get_args(DecoderName)
 
 
@@ -17,7 +17,16 @@ def decode(name: DecoderName, run: RunSpec, chain: Chain, prompt: bytes, count: 
     """``count`` bytes after ``prompt`` by the decoder called ``name``, as they are decided."""
     if name == "one-sweep":
         return one_sweep(chain, prompt, count, positions_per_step(run))
-    return autoregressive(chain, prompt, count)
+    if name == "autoregressive":
+        return autoregressive(chain, prompt, count)
+    return speculative(chain, prompt, count)
+
+
+async def speculative(chain: Chain, prompt: bytes, count: int) -> AsyncIterator[bytes]:
+    """The bytes of :func:`autoregressive`, many a traversal of the chain."""
+    if count:
+        async for sweep in chain.write(0, prompt, count):
+            yield sweep.tokens
 
 
 async def autoregressive(chain: Chain, prompt: bytes, count: int) -> AsyncIterator[bytes]:

@@ -7,21 +7,22 @@ belongs to the connection that opened it and ends with it.
 from __future__ import annotations
 
 import asyncio
-import statistics
-from collections import deque
+from collections.abc import Coroutine
 from concurrent.futures import Executor
 from contextlib import suppress
-from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import structlog
 
 from spheroid_node.model.composed import Hop
 from spheroid_node.run import RunSpec
-from spheroid_node.serving.compute import compute_step
+from spheroid_node.serving.engine import Done, Engine, Work
+from spheroid_node.serving.pace import Pace
 from spheroid_node.serving.ports import Connection, Dial
-from spheroid_node.serving.sessions import Limits, Session, SessionTable
-from spheroid_node.serving.steps import Piece, check, positions_per_step
+from spheroid_node.serving.sessions import Inbox, Limits, Session, SessionTable
+from spheroid_node.serving.states import piece_of
+from spheroid_node.serving.steps import Piece, check, positions_per_step, split
+from spheroid_node.serving.writing import Writer
 from spheroid_node.wire.codes import ErrorCode, WireError
 from spheroid_node.wire.messages import (
     Attach,
@@ -29,21 +30,26 @@ from spheroid_node.wire.messages import (
     Close,
     Error,
     HopAddress,
+    Message,
     Open,
     Opened,
     Result,
     State,
     Step,
+    Write,
 )
+from spheroid_node.wire.tensors import pack_tensor
 
 log = structlog.get_logger()
+
+Request = Open | Attach | Step | Write | State | Close
 
 
 class ModelSource(Protocol):
     """The versions that this node can serve. Called in the worker thread."""
 
     def hop_model(self, block_version: int, interface_version: int) -> Hop | None:
-        """The hop at exactly these versions, ready for inference, or None if one of them is gone."""
+        """The hop at exactly these versions, as :func:`engine.for_serving` makes it; None if one is gone."""
         ...
 
 
@@ -64,9 +70,10 @@ class HopService:
     ) -> None:
         self._run, self._block, self._models, self._dial = run, block, models, dial
         self._executor, self._limits = executor, limits or Limits()
+        self._engine = Engine(run, block, executor)
+        self._pace = Pace()
         self._step_limit = positions_per_step(run)
-        self._sessions = SessionTable(self._limits.sessions)
-        self._recent: deque[float] = deque(maxlen=64)
+        self._sessions = SessionTable(self._limits)
         self._leaving = False
 
     @property
@@ -77,14 +84,14 @@ class HopService:
     @property
     def hop_seconds(self) -> float:
         """Median compute time of the last single-position steps; 0 before the first."""
-        return statistics.median(self._recent) if self._recent else 0.0
+        return self._engine.position_seconds
 
     async def stop(self) -> None:
         """End every session, tell its client, and accept no more."""
         self._leaving = True
         tasks = [session.task for session in self._sessions.all() if session.task is not None]
         for session in self._sessions.all():
-            session.end(ErrorCode.LEAVING)
+            await session.inbox.end(WireError(ErrorCode.LEAVING))
         if tasks:
             _, stuck = await asyncio.wait(tasks, timeout=self._limits.dial_seconds / 2)
             for task in stuck:
@@ -93,12 +100,12 @@ class HopService:
     # --- messages of a connection -------------------------------------------------------------------
 
     async def handle(self, link: Connection) -> None:
-        """Serve one connection, of a client or of the hop before. Raises :class:`WireError` and OSError."""
+        """Serve one connection, of a client or of another hop. Raises :class:`WireError` and OSError."""
         try:
             # A connection that never asks for anything is not kept; one with sessions ends with them.
             message = await link.receive(self._limits.idle_seconds)
             while not isinstance(message, Error):
-                if not isinstance(message, Open | Attach | Step | State | Close):
+                if not isinstance(message, Request):
                     raise WireError(ErrorCode.UNEXPECTED, "a message that is not for a hop")
                 try:
                     await self._dispatch(link, message)
@@ -111,45 +118,60 @@ class HopService:
                     self._cancel(session)
                 elif session.upstream is link:
                     session.upstream = None  # the client knows too, and may have another hop attach
+                elif session.reader is link:
+                    session.reader = None
 
-    async def _dispatch(self, link: Connection, message: Open | Attach | Step | State | Close) -> None:
+    async def _dispatch(self, link: Connection, message: Request) -> None:
         if isinstance(message, Open):
-            self._open(link, message)
+            await self._open(link, message)
         elif isinstance(message, Attach):
             await self._attach(link, message)
         elif isinstance(message, Close):
             self._cancel(self._sessions.owned(message.session, link))
         else:
-            self._work(link, message)
+            await self._work(link, message)
 
-    def _open(self, link: Connection, message: Open) -> None:
+    async def _open(self, link: Connection, message: Open) -> None:
+        first, last = self._block == 0, self._block == self._run.model.blocks - 1
         if self._leaving:
             raise WireError(ErrorCode.LEAVING)
         if message.block != self._block:
             raise WireError(ErrorCode.NOT_FOUND, f"this peer serves block {self._block}")
-        if (message.next is None) != (self._block == self._run.model.blocks - 1):
+        if (message.next is None) != last:
             raise WireError(ErrorCode.MALFORMED, "the last hop, and no other, has no next")
-        session = Session(message, link)
-        self._sessions.add(session)
+        if message.last is not None and (last or not first):
+            raise WireError(ErrorCode.MALFORMED, "block 0 of more than one, and no other, reads results")
+        session = Session(message, link, Inbox(self._limits.waiting))
+        displaced = self._sessions.add(session)
         session.task = asyncio.create_task(self._live(session), name=f"session-{message.session.hex()[:8]}")
+        await self._displace(displaced)
+
+    async def _displace(self, session: Session | None) -> None:
+        if session is not None:
+            await session.inbox.end(WireError(ErrorCode.BUSY, "this hop is full, and others have less of it"))
 
     async def _attach(self, link: Connection, message: Attach) -> None:
         session = self._sessions.get(message.session)
-        if self._block == 0:
+        if message.role == "results":
+            if session.opening.next is not None:
+                raise WireError(ErrorCode.UNEXPECTED, "results are read from the last hop")
+            session.reader = link
+        elif self._block == 0:
             raise WireError(ErrorCode.UNEXPECTED, "no hop is before block 0")
-        session.upstream = link
+        else:
+            session.upstream = link
         await link.send(Attached(session=message.session))
 
-    def _work(self, link: Connection, message: Step | State) -> None:
+    async def _work(self, link: Connection, message: Step | Write | State) -> None:
         session = self._sessions.get(message.session)
         if link is session.client and (isinstance(message, State) or self._block > 0):
-            session.end(ErrorCode.UNEXPECTED, "a client sends steps, to block 0")
+            await session.inbox.end(WireError(ErrorCode.UNEXPECTED, "a client sends steps, to block 0"))
         elif link is not (session.client if self._block == 0 else session.upstream):
             raise WireError(ErrorCode.NOT_FOUND, "no such session")
-        elif isinstance(message, Step) and self._block > 0:
-            session.end(ErrorCode.UNEXPECTED, "a hop sends states")
+        elif not isinstance(message, State) and self._block > 0:
+            await session.inbox.end(WireError(ErrorCode.UNEXPECTED, "a hop sends states"))
         else:
-            session.put(message, self._limits.waiting)
+            await session.inbox.put(message)
 
     @staticmethod
     def _cancel(session: Session) -> None:
@@ -160,20 +182,21 @@ class HopService:
 
     async def _live(self, session: Session) -> None:
         """From opening to end; whatever ends the session is told to its client."""
-        watch: asyncio.Task[None] | None = None
         failure: WireError | None = None
+        links: list[Connection] = []
+        watches: list[asyncio.Task[None]] = []
         try:
             await self._load(session)
-            if session.opening.next is not None:
-                session.onward = await self._reach(session, session.opening.next)
-                watch = asyncio.create_task(self._watch(session, session.onward))
-            await self._send(session.client, Opened(session=session.id))
+            await self._join(session, links, watches)
+            via = session.onward.via if session.onward is not None else None
+            await self._send(session.client, Opened(session=session.id, via=via))
             while True:
                 async with asyncio.timeout(self._limits.idle_seconds):
                     work = await session.inbox.get()
-                if isinstance(work, WireError):
-                    raise work
-                await self._step(session, work)
+                if isinstance(work, Write):
+                    await self._write(session, work)
+                else:
+                    await self._step(session, work)
         except WireError as error:
             failure = error
         except TimeoutError:
@@ -185,11 +208,12 @@ class HopService:
             failure = WireError(ErrorCode.INTERNAL)
         finally:
             self._sessions.remove(session)
-            if watch is not None:
+            await session.inbox.close()
+            for watch in watches:
                 watch.cancel()
             if failure is not None:  # before the neighbours notice and tell the client what they see of it
                 await self._tell(session, failure)
-            for link in (session.onward, session.upstream):
+            for link in (*links, session.upstream, session.reader):
                 if link is not None:
                     await link.close()
 
@@ -212,55 +236,155 @@ class HopService:
             )
         session.hop, session.cache = hop, hop.block.new_cache()
 
-    async def _reach(self, session: Session, address: HopAddress) -> Connection:
-        """A connection to the next hop, attached to the session there. Raises :class:`WireError`."""
+    async def _join(
+        self, session: Session, links: list[Connection], watches: list[asyncio.Task[None]]
+    ) -> None:
+        """Connect to the next hop, and, where the session is to write, to the last one for its results."""
+        opening = session.opening
+        if opening.next is not None:
+            session.onward = await self._reach(session, opening.next, "states")
+            links.append(session.onward)
+            watches.append(asyncio.create_task(self._watch(session, session.onward)))
+        if opening.last is not None:
+            results = await self._reach(session, opening.last, "results")
+            links.append(results)
+            watches.append(asyncio.create_task(self._watch(session, results)))
+
+    async def _reach(self, session: Session, address: HopAddress, role: Any) -> Connection:
+        """A connection to another hop, attached to the session there. Raises :class:`WireError`."""
+        lost = ErrorCode.NEXT_HOP_LOST if role == "states" else ErrorCode.LAST_HOP_LOST
         link: Connection | None = None
         try:
             async with asyncio.timeout(self._limits.dial_seconds):
                 link = await self._dial(address)
-                await link.send(Attach(session=session.id))
+                await link.send(Attach(session=session.id, role=role))
                 answer = await link.receive()
             if not isinstance(answer, Attached) or answer.session != session.id:
                 reason = f"{answer.code} {answer.detail}" if isinstance(answer, Error) else "no answer"
-                raise WireError(ErrorCode.NEXT_HOP_LOST, reason)
+                raise WireError(lost, reason)
         except BaseException as error:
             if link is not None:
                 await link.close()
             if isinstance(error, OSError | WireError):
-                raise WireError(ErrorCode.NEXT_HOP_LOST, _short(error)) from error
+                raise WireError(lost, _short(error)) from error
             raise
         return link
 
-    async def _watch(self, session: Session, onward: Connection) -> None:
-        """The next hop has nothing to say, so whatever comes from it is its end."""
+    async def _watch(self, session: Session, link: Connection) -> None:
+        """Take the results that come to block 0. Anything else that another hop sends is its end."""
+        lost = ErrorCode.NEXT_HOP_LOST if link is session.onward else ErrorCode.LAST_HOP_LOST
         reason = "it closed the session"
         try:
-            await onward.receive()
+            while isinstance(message := await link.receive(), Result) and link is not session.onward:
+                if message.session != session.id or session.results.full():
+                    break
+                session.results.put_nowait(message)
         except (OSError, WireError) as error:
             reason = _short(error)
-        session.end(ErrorCode.NEXT_HOP_LOST, reason)
+        await session.inbox.end(WireError(lost, reason))
+
+    # --- work ---------------------------------------------------------------------------------------
 
     async def _step(self, session: Session, work: Step | State) -> None:
-        piece = Piece(work.position, work.tokens, work.masked, work.decide)
+        piece = piece_of(work) if isinstance(work, State) else _piece(work)
         if piece.count > self._step_limit:
             raise WireError(ErrorCode.TOO_LARGE, f"{piece.count} positions, limit {self._step_limit}")
-        check(piece, session.cache.length, self._limits.positions)
-        compute = partial(compute_step, self._run, session, piece, work)
-        message, seconds = await asyncio.get_running_loop().run_in_executor(self._executor, compute)
-        if piece.count == 1:
-            self._recent.append(seconds)
-        if session.onward is None:
-            await self._send(session.client, message)
+        if piece.line >= 0 and (piece.masked or piece.decide != piece.count):
+            raise WireError(ErrorCode.MALFORMED, "drafts are known bytes, and each of them is judged")
+        last = session.opening.next is None
+        if last and not session.judge.due(piece):
             return
+        done = await self._compute(session, piece, work if isinstance(work, State) else None)
+        if done.onward is not None:
+            await self._pass_on(session, done.onward)
+        elif piece.decide:
+            await self._answer(session, piece, done)
+
+    async def _compute(
+        self, session: Session, piece: Piece, incoming: State | None, drafts: bool = False
+    ) -> Done:
+        assert session.cache is not None
+        check(piece, session.cache.length, self._limits.positions)
+        work = Work(session.opening, session.hop, session.cache, piece, incoming, drafts)
+        done = await self._engine.run(work)
+        await self._displace(self._sessions.over_limit())
+        return done
+
+    async def _pass_on(self, session: Session, state: State) -> None:
+        assert session.onward is not None
         try:
-            await self._send(session.onward, message)
+            await self._send(session.onward, state)
         except OSError as error:  # a TimeoutError is one
             raise WireError(ErrorCode.NEXT_HOP_LOST, _short(error)) from error
 
-    async def _send(self, link: Connection, message: Opened | Error | State | Result) -> None:
+    async def _answer(self, session: Session, piece: Piece, done: Done) -> None:
+        """Tell the client, and block 0 where it writes, what is final after ``piece``."""
+        final = session.judge.judge(piece, done.decided)
+        log_probs_NV = done.log_probs_NV
+        result = Result(
+            session=session.id,
+            position=piece.first_decided,
+            tokens=final,
+            line=piece.line,
+            logits=None if log_probs_NV is None else pack_tensor(log_probs_NV[: len(final)].numpy()),
+            seconds=[*done.seconds],
+        )
+        if session.reader is not None:
+            with suppress(OSError):  # the client learns of its end from block 0 itself
+                await self._send(session.reader, result.model_copy(update={"logits": None}))
+        await self._send(session.client, result)
+
+    async def _write(self, session: Session, asked: Write) -> None:
+        if session.opening.next is None:
+            await self._write_alone(session, asked)
+            return
+        if session.opening.last is None:
+            raise WireError(ErrorCode.UNEXPECTED, "the session was opened without a way for the results")
+        while not session.results.empty():  # of steps before
+            session.results.get_nowait()
+        writer = Writer(
+            asked,
+            lambda piece: self._compute(session, piece, None, drafts=True),
+            lambda state: self._pass_on(session, state),
+            session.results,
+            self._pace,
+            step_limit=self._step_limit,
+            patience=self._limits.idle_seconds,
+        )
+        await _unless_ended(session, writer.run())
+
+    async def _write_alone(self, session: Session, asked: Write) -> None:
+        """A chain of one hop has nobody to ask."""
+        for piece in split(Piece(asked.position, asked.tokens), self._step_limit):
+            done = await self._compute(session, piece, None)
+        await self._answer(session, piece, done)
+        for _ in range(asked.count - 1):
+            piece = Piece(piece.end, done.decided[-1:])
+            done = await self._compute(session, piece, None)
+            await self._answer(session, piece, done)
+
+    async def _send(self, link: Connection, message: Message) -> None:
         """A peer that does not read for as long as a session may be idle counts as gone."""
         async with asyncio.timeout(self._limits.idle_seconds):
             await link.send(message)
+
+
+async def _unless_ended(session: Session, work: Coroutine[Any, Any, None]) -> None:
+    """``work``, broken off by what ends the session. Raises that, or what ``work`` raises."""
+    working, ended = asyncio.create_task(work), asyncio.create_task(session.inbox.failure())
+    try:
+        await asyncio.wait((working, ended), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ended.result()
+        working.result()
+    finally:
+        working.cancel()
+        ended.cancel()
+        await asyncio.gather(working, ended, return_exceptions=True)
+
+
+def _piece(step: Step) -> Piece:
+    return Piece(step.position, step.tokens, step.masked, step.decide)
 
 
 def _error(session: bytes, error: WireError) -> Error:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Protocol
 
-from spheroid_node.wire.messages import HopAddress, Message
+from spheroid_node.wire.messages import HopAddress, Message, Via
 from spheroid_node.wire.records import NodeRecord
 
 
@@ -14,6 +14,11 @@ class Connection(Protocol):
 
     @property
     def peer(self) -> str: ...
+
+    @property
+    def via(self) -> Via:
+        """How it travels."""
+        ...
 
     async def send(self, message: Message) -> None: ...
 
@@ -30,3 +35,7 @@ class NodeDirectory(Protocol):
     """Where the live replicas of a block are found."""
 
     async def nodes(self, block: int) -> dict[str, NodeRecord]: ...
+
+
+Measure = Callable[[Iterable[HopAddress]], Awaitable[dict[str, float]]]
+"""Seconds that a message takes to these nodes, one way, by peer; who does not answer is left out."""

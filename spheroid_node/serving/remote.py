@@ -5,33 +5,28 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
-import structlog
 
-from spheroid_node.errors import BlockWithoutReplica, ChainFailed
 from spheroid_node.run import VOCABULARY, RunSpec
 from spheroid_node.serving.chain import ChainLost, Sweep
-from spheroid_node.serving.ports import Connection, Dial, NodeDirectory
-from spheroid_node.serving.routes import Avoid, Route, choose_route
+from spheroid_node.serving.ports import Connection, Dial
+from spheroid_node.serving.routes import Route
 from spheroid_node.serving.steps import Piece, positions_per_step, split
 from spheroid_node.wire.codes import ErrorCode, WireError
-from spheroid_node.wire.messages import Close, Error, Message, Open, Opened, Result, Step
+from spheroid_node.wire.messages import Close, Error, Message, Open, Opened, Result, Step, Via, Write
 from spheroid_node.wire.tensors import Vector, unpack_tensor
 
-log = structlog.get_logger()
 T = TypeVar("T")
 
-ATTEMPTS = 5
-RETRY_SECONDS = 0.5
 HOP_SECONDS = 15.0
 """How long a hop may take to be dialled and to open a session."""
-SWEEP_SECONDS = 120.0
-"""How long a step may take through all hops before the chain counts as lost."""
+SILENCE_SECONDS = 60.0
+"""How long a chain may take to decide a byte before it counts as lost."""
 
 
 @dataclass(frozen=True)
@@ -52,59 +47,49 @@ class HopFailed(Exception):
         self.code = error.code if isinstance(error, WireError) else None
 
 
-async def find_chain(
-    directory: NodeDirectory,
-    run: RunSpec,
-    dial: Dial,
-    generation: Generation,
-    *,
-    retry_seconds: float = RETRY_SECONDS,
-) -> RemoteChain:
-    """A chain of the quickest live replicas, with one interface version throughout.
+@dataclass
+class _Step:
+    """A piece whose result is awaited."""
 
-    A replica that cannot be reached or is busy is left out and another tried, a few times. Raises
-    :class:`BlockWithoutReplica` when the directory knows none of a block, else :class:`ChainFailed`.
-    """
-    avoid, failure = Avoid(), ""
-    for attempt in range(ATTEMPTS):
-        if attempt:
-            await asyncio.sleep(retry_seconds * attempt)
-        records = await asyncio.gather(*(directory.nodes(block) for block in range(run.model.blocks)))
-        try:
-            route = choose_route(run, records, avoid)
-            return await RemoteChain.open(run, route, dial, generation)
-        except BlockWithoutReplica as error:
-            if not failure:  # else they are there, but have all failed
-                raise
-            raise ChainFailed(failure) from error
-        except ChainFailed as error:
-            failure = error.problem.removeprefix("The chain of blocks failed: ")
-        except HopFailed as error:
-            failure = str(error)
-            _blame(avoid, route, error)
-            log.info("chain.retried", cause=failure)
-    raise ChainFailed(failure)
+    piece: Piece
+    answer: asyncio.Future[Result]
+
+    def fail(self, lost: ChainLost) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(lost)
 
 
-def _blame(avoid: Avoid, route: Route, failure: HopFailed) -> None:
-    """Leave out what failed: the versions, the next hop, or the hop itself."""
-    lost_next = failure.code is ErrorCode.NEXT_HOP_LOST
-    hop = route.hops[min(failure.block + lost_next, len(route.hops) - 1)]
-    if failure.code is ErrorCode.VERSION_GONE:
-        avoid.versions.add((hop.address.peer, hop.version, route.interface))
-    else:
-        avoid.peers.add(hop.address.peer)
+@dataclass
+class _Writing:
+    """A text that block 0 writes: what has been decided comes bit by bit."""
+
+    position: int
+    """Index of the next byte to be decided."""
+    left: int
+    decided: asyncio.Queue[Result | ChainLost]
+
+    def fail(self, lost: ChainLost) -> None:
+        self.decided.put_nowait(lost)
 
 
 class RemoteChain:
     """An open session at a hop for every block. See :class:`spheroid_node.serving.chain.Chain`."""
 
     def __init__(
-        self, run: RunSpec, route: Route, links: list[Connection], session: bytes, logits: bool
+        self,
+        run: RunSpec,
+        route: Route,
+        links: list[Connection],
+        session: bytes,
+        logits: bool,
+        silence: float = SILENCE_SECONDS,
     ) -> None:
         self.route = route
+        self.ways: tuple[Via, ...] = ()
+        """How it travels from the client to block 0, between hops, and from the last to the client."""
         self._run, self._links, self._session, self._logits = run, links, session, logits
-        self._waiting: deque[tuple[Piece, asyncio.Future[Result]]] = deque()
+        self._silence = silence
+        self._waiting: deque[_Step | _Writing] = deque()
         self._lost: ChainLost | None = None
         self._sending = asyncio.Lock()
         self._readers = [
@@ -113,11 +98,23 @@ class RemoteChain:
         ]
 
     @classmethod
-    async def open(cls, run: RunSpec, route: Route, dial: Dial, generation: Generation) -> RemoteChain:
-        """Dial all hops, then open last to first, since a hop attaches to the next. Raises HopFailed."""
+    async def open(
+        cls,
+        run: RunSpec,
+        route: Route,
+        dial: Dial,
+        generation: Generation,
+        *,
+        silence: float = SILENCE_SECONDS,
+    ) -> RemoteChain:
+        """Dial all hops, then open last to first, since a hop attaches to later ones. Raises HopFailed.
+
+        ``silence``: seconds in which the chain must decide a byte, or counts as lost.
+        """
         session = secrets.token_bytes(16)
         blocks = range(len(route.hops))
         links: dict[int, Connection] = {}
+        ways: list[Via] = []
 
         async def reach(block: int) -> None:
             links[block] = await _timed(block, dial(route.hops[block].address))
@@ -128,30 +125,52 @@ class RemoteChain:
                     raise outcome
             for block in reversed(blocks):
                 message = _opening(route, block, session, generation)
-                await _timed(block, _open_session(links[block], message))
+                opened = await _timed(block, _open_session(links[block], message))
+                if opened.via is not None:
+                    ways.insert(0, opened.via)
         except BaseException:
             await asyncio.gather(*(link.close() for link in links.values()), return_exceptions=True)
             raise
-        return cls(run, route, [links[block] for block in blocks], session, generation.logits)
+        chain = cls(run, route, [links[block] for block in blocks], session, generation.logits, silence)
+        chain.ways = (links[0].via, *ways, links[len(links) - 1].via)
+        return chain
 
     async def sweep(self, position: int, tokens: bytes, masked: int = 0, decide: int = 1) -> Sweep:
         pieces = [*split(Piece(position, tokens, masked, decide), positions_per_step(self._run))]
         async with self._sending:  # the pieces of a sweep stay together
-            answers = [await self._send(piece) for piece, _ in pieces]
+            answers = [await self._step(piece) for piece in pieces]
         try:
-            async with asyncio.timeout(SWEEP_SECONDS):
-                results = [await answer for answer in answers]
+            async with asyncio.timeout(self._silence):
+                results = [await answer for answer in answers if answer is not None]
         except TimeoutError as error:
-            self._lose(None, ErrorCode.TIMED_OUT)
-            raise ChainLost(None, ErrorCode.TIMED_OUT) from error
-        wanted = [result for result, (_, count) in zip(results, pieces, strict=True) if count]
-        logits = [self._logits_of(result) for result in wanted] if self._logits else None
+            raise self._lose(None, ErrorCode.TIMED_OUT) from error
+        sweeps = [self._sweep_of(result) for result in results]
+        logits = [sweep.logits for sweep in sweeps if sweep.logits is not None]
         return Sweep(
-            position=wanted[0].position,
-            tokens=b"".join(result.tokens for result in wanted),
-            logits=None if logits is None else np.concatenate(logits),
-            seconds=tuple(sum(hop) for hop in zip(*(result.seconds for result in results), strict=True)),
+            position=sweeps[0].position,
+            tokens=b"".join(sweep.tokens for sweep in sweeps),
+            logits=np.concatenate(logits) if logits else None,
+            seconds=tuple(sum(hop) for hop in zip(*(sweep.seconds for sweep in sweeps), strict=True)),
         )
+
+    async def write(self, position: int, tokens: bytes, count: int, drafts: int = 0) -> AsyncIterator[Sweep]:
+        writing = _Writing(position + len(tokens), count, asyncio.Queue())
+        async with self._sending:
+            self._expect(writing)
+            await self._send(
+                Write(session=self._session, position=position, tokens=tokens, count=count, drafts=drafts)
+            )
+        while count:
+            try:
+                async with asyncio.timeout(self._silence):
+                    result = await writing.decided.get()
+            except TimeoutError as error:
+                raise self._lose(None, ErrorCode.TIMED_OUT) from error
+            if isinstance(result, ChainLost):
+                raise result
+            count -= len(result.tokens)
+            # The known bytes and the first line of drafts travel together.
+            yield self._sweep_of(result.model_copy(update={"line": max(result.line, 0)}))
 
     async def close(self) -> None:
         self._lose(None, ErrorCode.LEAVING)
@@ -165,14 +184,16 @@ class RemoteChain:
                 await link.send(Close(session=self._session))
         await link.close()
 
-    async def _send(self, piece: Piece) -> asyncio.Future[Result]:
-        """Send a step to block 0; the future is its result. Raises :class:`ChainLost`."""
-        if self._lost is not None:
-            raise self._lost
-        answer: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        # Nobody may be left to wait for it when the chain is lost between two pieces.
-        answer.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self._waiting.append((piece, answer))
+    # --- asking -------------------------------------------------------------------------------------
+
+    async def _step(self, piece: Piece) -> asyncio.Future[Result] | None:
+        """Send a step to block 0; the future is its result, if it has one. Raises :class:`ChainLost`."""
+        answer: asyncio.Future[Result] | None = None
+        if piece.decide:
+            answer = asyncio.get_running_loop().create_future()
+            # Nobody may be left to wait for it when the chain is lost between two pieces.
+            answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._expect(_Step(piece, answer))
         step = Step(
             session=self._session,
             position=piece.position,
@@ -180,11 +201,21 @@ class RemoteChain:
             masked=piece.masked,
             decide=piece.decide,
         )
+        await self._send(step)
+        return answer
+
+    def _expect(self, waiting: _Step | _Writing) -> None:
+        if self._lost is not None:
+            raise self._lost
+        self._waiting.append(waiting)
+
+    async def _send(self, message: Message) -> None:
         try:
-            await self._links[0].send(step)
+            await self._links[0].send(message)
         except (OSError, WireError) as error:
             raise self._lose(0, ErrorCode.NEXT_HOP_LOST, str(error)) from error
-        return answer
+
+    # --- answers ------------------------------------------------------------------------------------
 
     async def _read(self, block: int, link: Connection) -> None:
         """Take what a hop sends: results from the last one, and the end of the session from any."""
@@ -198,21 +229,41 @@ class RemoteChain:
 
     def _take(self, block: int, message: Message) -> None:
         """Raises :class:`WireError` for anything but the next result or an error."""
+        last = len(self._links) - 1
         if isinstance(message, Error):
-            lost_next = message.code is ErrorCode.NEXT_HOP_LOST
-            self._lose(block + lost_next, message.code, message.detail)
+            lost = {ErrorCode.NEXT_HOP_LOST: block + 1, ErrorCode.LAST_HOP_LOST: last}
+            self._lose(min(lost.get(message.code, block), last), message.code, message.detail)
             return
-        if not isinstance(message, Result) or block != len(self._links) - 1 or not self._waiting:
+        if not isinstance(message, Result) or block != last or not self._waiting:
             raise WireError(ErrorCode.UNEXPECTED, "not a result that was asked for")
-        piece, answer = self._waiting.popleft()
-        fits = (message.session, message.position, len(message.tokens), len(message.seconds)) == (
-            self._session, piece.first_decided, piece.decide, len(self._links)
-        )  # fmt: skip
-        if not fits:
-            self._waiting.appendleft((piece, answer))
+        if message.session != self._session or len(message.seconds) != len(self._links):
+            raise WireError(ErrorCode.MALFORMED, "a result of another chain")
+        waiting = self._waiting[0]
+        if isinstance(waiting, _Step):
+            self._take_step(waiting, message)
+        else:
+            self._take_written(waiting, message)
+
+    def _take_step(self, waiting: _Step, result: Result) -> None:
+        piece = waiting.piece
+        if (result.position, len(result.tokens)) != (piece.first_decided, piece.decide):
             raise WireError(ErrorCode.MALFORMED, "a result of another step")
-        if not answer.done():
-            answer.set_result(message)
+        self._waiting.popleft()
+        if not waiting.answer.done():
+            waiting.answer.set_result(result)
+
+    def _take_written(self, waiting: _Writing, result: Result) -> None:
+        if result.position != waiting.position or len(result.tokens) > waiting.left:
+            raise WireError(ErrorCode.MALFORMED, "a result for another place")
+        waiting.position += len(result.tokens)
+        waiting.left -= len(result.tokens)
+        waiting.decided.put_nowait(result)
+        if not waiting.left:
+            self._waiting.popleft()
+
+    def _sweep_of(self, result: Result) -> Sweep:
+        logits = self._logits_of(result) if self._logits else None
+        return Sweep(result.position, result.tokens, logits, tuple(result.seconds), result.line)
 
     def _logits_of(self, result: Result) -> Vector:
         try:
@@ -221,13 +272,11 @@ class RemoteChain:
             raise self._lose(len(self._links) - 1, error.code, error.detail) from error
 
     def _lose(self, block: int | None, code: ErrorCode, detail: str = "") -> ChainLost:
-        """From now on every sweep fails, with the first reason there was."""
+        """From now on everything fails, with the first reason there was."""
         if self._lost is None:
             self._lost = ChainLost(block, code, detail)
         while self._waiting:
-            _, answer = self._waiting.popleft()
-            if not answer.done():
-                answer.set_exception(self._lost)
+            self._waiting.popleft().fail(self._lost)
         return self._lost
 
 
@@ -247,16 +296,18 @@ def _opening(route: Route, block: int, session: bytes, generation: Generation) -
         block_version=route.hops[block].version,
         interface_version=route.interface,
         next=None if last else route.hops[block + 1].address,
+        last=route.hops[-1].address if block == 0 and not last else None,
         seed=generation.seed,
         temperature=generation.temperature,
         logits=generation.logits,
     )
 
 
-async def _open_session(link: Connection, message: Open) -> None:
+async def _open_session(link: Connection, message: Open) -> Opened:
     await link.send(message)
     answer = await link.receive()
     if isinstance(answer, Error):
         raise WireError(answer.code, answer.detail)
     if not isinstance(answer, Opened) or answer.session != message.session:
         raise WireError(ErrorCode.UNEXPECTED, "not the answer to an opening")
+    return answer

@@ -1,29 +1,99 @@
-"""Sessions of a hop: one client's text, its caches, its connections."""
+"""Sessions of a hop: one client's text, its cache, its connections; and what a hop grants to whom."""
 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from spheroid_node.model.block import BlockCache
+from spheroid_node.model.cache import BlockCache
 from spheroid_node.model.composed import Hop
+from spheroid_node.serving.judging import Judge
 from spheroid_node.serving.ports import Connection
 from spheroid_node.wire.codes import ErrorCode, WireError
-from spheroid_node.wire.messages import Open, State, Step
+from spheroid_node.wire.messages import Open, Result, State, Step, Write
+
+MAX_RESULTS = 1024
+"""That wait at block 0; it reads one as soon as it comes, so a hop that sends so many is not of good will."""
+
+Asked = Step | State | Write
 
 
 @dataclass(frozen=True)
 class Limits:
     """What one hop grants; beyond these it answers with an error instead of growing."""
 
-    sessions: int = 32
+    sessions: int = 256
+    cache_bytes: int = 1 << 30
+    """Of key/value caches, all sessions together."""
     idle_seconds: float = 120.0
     """A session that hears nothing for so long is ended."""
-    positions: int = 16_384
-    """Length of a session's text, which its caches grow with."""
+    positions: int = 65_536
+    """Length of a session's text. Its cache does not grow with it beyond a few windows."""
     waiting: int = 64
-    """Steps of a session that wait for their turn."""
+    """Messages of a session that wait for their turn; after that the connection they come on is not read."""
     dial_seconds: float = 10.0
+
+
+class Inbox:
+    """Work of a session in the order of arrival, or what ends the session."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._items: deque[Asked | WireError] = deque()
+        self._changed = asyncio.Condition()
+        self._closed = False
+
+    async def put(self, work: Asked) -> None:
+        """Wait for room: whoever sends faster than is computed is slowed down by its own connection."""
+        async with self._changed:
+            if isinstance(work, State) and work.line >= 0:
+                self._drop_superseded(work)
+            await self._changed.wait_for(lambda: self._closed or len(self._items) < self._limit)
+            self._items.append(work)
+            self._changed.notify_all()
+
+    async def close(self) -> None:
+        """Nobody takes anything any more, and nobody need wait to put it."""
+        async with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    async def end(self, error: WireError) -> None:
+        """After the work that came before it."""
+        async with self._changed:
+            self._items.append(error)
+            self._changed.notify_all()
+
+    async def get(self) -> Asked:
+        """Raises what was given to :meth:`end`."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._items)
+            item = self._items.popleft()
+            self._changed.notify_all()
+        if isinstance(item, WireError):
+            raise item
+        return item
+
+    async def failure(self) -> WireError:
+        """What ends the session, as soon as it is known and whatever work comes before it."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._ending() is not None)
+        ending = self._ending()
+        assert ending is not None
+        return ending
+
+    def _ending(self) -> WireError | None:
+        return next((item for item in self._items if isinstance(item, WireError)), None)
+
+    def _drop_superseded(self, newest: State) -> None:
+        """A line of drafts that begins anew makes waiting ones past its beginning pointless."""
+        kept = [
+            item
+            for item in self._items
+            if not isinstance(item, State) or item.line < 0 or item.position < newest.position
+        ]
+        self._items = deque(kept)
 
 
 @dataclass(eq=False)
@@ -32,49 +102,60 @@ class Session:
 
     opening: Open
     client: Connection
+    inbox: Inbox
     hop: Hop = field(init=False)
-    cache: BlockCache = field(init=False)
-    inbox: asyncio.Queue[Step | State | WireError] = field(default_factory=asyncio.Queue)
-    """Work in the order of arrival, or what ends the session."""
+    cache: BlockCache | None = None
+    judge: Judge = field(default_factory=Judge)
+    """At the last hop: which drafts hold."""
+    results: asyncio.Queue[Result] = field(default_factory=lambda: asyncio.Queue(MAX_RESULTS))
+    """At block 0, where it writes: what the last hop decided."""
     upstream: Connection | None = None
     """Where states come from: the newest connection that attached, so that a lost hop can be replaced."""
     onward: Connection | None = None
     """Where states go to; None at the last hop."""
+    reader: Connection | None = None
+    """At the last hop: the connection on which block 0 reads the results."""
     task: asyncio.Task[None] | None = None
 
     @property
     def id(self) -> bytes:
         return self.opening.session
 
-    def put(self, work: Step | State, waiting: int) -> None:
-        """Queue ``work``; a peer that sends more than ``waiting`` ahead ends its session."""
-        if self.inbox.qsize() >= waiting:
-            self.end(ErrorCode.TOO_LARGE, f"more than {waiting} steps ahead")
-        else:
-            self.inbox.put_nowait(work)
-
-    def end(self, code: ErrorCode, detail: str = "") -> None:
-        """Let the session end with an error, after the work that came before it."""
-        self.inbox.put_nowait(WireError(code, detail))
-
 
 class SessionTable:
     """The open sessions of a hop."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
         self._sessions: dict[bytes, Session] = {}
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def add(self, session: Session) -> None:
-        """Raise :class:`WireError` at the limit (busy) or for a name in use (unexpected)."""
+    def add(self, session: Session) -> Session | None:
+        """The session that has to go for it, if any. Raises :class:`WireError` (busy, unexpected).
+
+        When a hop is full, a client with fewer sessions than another takes the place of that one's newest.
+        """
         if session.id in self._sessions:
             raise WireError(ErrorCode.UNEXPECTED, "a session of this name is open")
-        if len(self._sessions) >= self._limit:
-            raise WireError(ErrorCode.BUSY, f"{self._limit} sessions are open here")
+        displaced = None
+        if len(self._sessions) >= self._limits.sessions or self._cached() >= self._limits.cache_bytes:
+            displaced = self._of_the_greediest(session.client.peer)
+            if displaced is None:
+                raise WireError(ErrorCode.BUSY, f"{len(self._sessions)} sessions are open here")
+            self.remove(displaced)
         self._sessions[session.id] = session
+        return displaced
+
+    def over_limit(self) -> Session | None:
+        """What has to go when caches have outgrown the limit: the newest session of the greediest client."""
+        if self._cached() <= self._limits.cache_bytes:
+            return None
+        held = Counter[str]()
+        for session in self._sessions.values():
+            held[session.client.peer] += session.cache.bytes if session.cache else 0
+        return self._newest_of(held.most_common(1)[0][0])
 
     def get(self, name: bytes) -> Session:
         """Raise :class:`WireError` (not-found) for a session that is not open."""
@@ -95,3 +176,17 @@ class SessionTable:
 
     def all(self) -> list[Session]:
         return list(self._sessions.values())
+
+    def _cached(self) -> int:
+        return sum(session.cache.bytes for session in self._sessions.values() if session.cache)
+
+    def _of_the_greediest(self, newcomer: str) -> Session | None:
+        """The newest session of the client with most, if it has at least two more than ``newcomer``."""
+        count = Counter(session.client.peer for session in self._sessions.values())
+        if not count:
+            return None
+        greediest, most = count.most_common(1)[0]
+        return self._newest_of(greediest) if most > count[newcomer] + 1 else None
+
+    def _newest_of(self, peer: str) -> Session:
+        return next(session for session in reversed(self.all()) if session.client.peer == peer)

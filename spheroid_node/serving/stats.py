@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from spheroid_node.serving.chain import Chain, Sweep
@@ -14,15 +14,18 @@ class GenerationStats:
     """Counts of one generation; times are in seconds from its start."""
 
     sweeps: int = 0
+    """Traversals of the chain; a line of drafts costs one, in however many pieces it travels."""
     bytes: int = 0
     hop_seconds: list[float] = field(default_factory=list)
     """Compute time of each hop, all sweeps together."""
     first_byte: float | None = None
     total: float = 0.0
+    _line: int = -1
 
     def add(self, sweep: Sweep, elapsed: float) -> None:
         """Count ``sweep``, which was complete ``elapsed`` seconds after the start."""
-        self.sweeps += 1
+        self.sweeps += sweep.line < 0 or sweep.line != self._line
+        self._line = sweep.line
         self.bytes += len(sweep.tokens)
         self.hop_seconds += [0.0] * (len(sweep.seconds) - len(self.hop_seconds))
         for hop, seconds in enumerate(sweep.seconds):
@@ -51,18 +54,35 @@ class GenerationStats:
         ]
 
 
-class MeasuredChain:
-    """``chain``, its sweeps counted in :attr:`stats`."""
+class Measure:
+    """Counts what the chains of one text do, in :attr:`stats`."""
 
-    def __init__(self, chain: Chain, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.stats = GenerationStats()
-        self._chain, self._clock = chain, clock
+        self._clock = clock
         self._began = clock()
+
+    def chain(self, chain: Chain) -> Chain:
+        """``chain``, counted."""
+        return _MeasuredChain(chain, self)
+
+    def add(self, sweep: Sweep) -> None:
+        self.stats.add(sweep, self._clock() - self._began)
+
+
+class _MeasuredChain:
+    def __init__(self, chain: Chain, measure: Measure) -> None:
+        self._chain, self._measure = chain, measure
 
     async def sweep(self, position: int, tokens: bytes, masked: int = 0, decide: int = 1) -> Sweep:
         sweep = await self._chain.sweep(position, tokens, masked, decide)
-        self.stats.add(sweep, self._clock() - self._began)
+        self._measure.add(sweep)
         return sweep
+
+    async def write(self, position: int, tokens: bytes, count: int, drafts: int = 0) -> AsyncIterator[Sweep]:
+        async for sweep in self._chain.write(position, tokens, count, drafts):
+            self._measure.add(sweep)
+            yield sweep
 
     async def close(self) -> None:
         await self._chain.close()

@@ -1,14 +1,20 @@
-"""The arithmetic of one step of a chain, shared by the hop server and the local chain."""
+"""Pieces of a text, and the arithmetic of one step of a chain over the pieces of several texts at once.
+
+Serving computes in float64. Kernels add up in another order when they are given one position or many, one
+text or several, on this processor or that one; what float32 makes of that now and then turns the decision
+between two bytes that are nearly as likely. In float64 such differences are 10⁹ times smaller, so the text is
+the same whatever the route, the decoder and the company it is computed in.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from spheroid_node.model.block import BlockCache
+from spheroid_node.model.cache import BlockCache, segments
 from spheroid_node.model.composed import ChainState, Hop
 from spheroid_node.model.interface import MASK
 from spheroid_node.model.randomness import decide, position_noise
@@ -16,6 +22,7 @@ from spheroid_node.run import VOCABULARY, RunSpec
 from spheroid_node.wire.codes import ErrorCode, WireError
 from spheroid_node.wire.frames import MAX_FRAME
 
+DTYPE = torch.float64
 FLOAT_BYTES = 4
 FRAME_OVERHEAD = 64 * 1024
 """Room in a frame for everything of a State but its tensors."""
@@ -29,6 +36,9 @@ class Piece:
     tokens: bytes
     masked: int = 0
     decide: int = 1
+    """How many of the last positions decide their next byte."""
+    line: int = -1
+    """The line of drafts that the tokens continue; −1: they are known."""
 
     @property
     def count(self) -> int:
@@ -51,10 +61,10 @@ def positions_per_step(run: RunSpec) -> int:
     return max(1, min(fit, run.model.window))
 
 
-def split(piece: Piece, size: int) -> Iterator[tuple[Piece, int]]:
-    """``piece`` in pieces of at most ``size`` positions, each with how many of its decisions count.
+def split(piece: Piece, size: int) -> Iterator[Piece]:
+    """``piece`` in pieces of at most ``size`` positions; those before the first wanted position decide
+    nothing.
 
-    Every piece must decide something; a piece before the first wanted position has a count of 0.
     Raises :class:`ValueError` if the masked positions do not fit in one piece after a known byte.
     """
     if piece.masked >= size:
@@ -64,7 +74,7 @@ def split(piece: Piece, size: int) -> Iterator[tuple[Piece, int]]:
     for start, end in zip(starts, [*starts[1:], piece.count], strict=True):
         wanted = max(0, end - max(start, piece.count - piece.decide))
         masked = piece.masked if end == piece.count else 0
-        yield Piece(piece.position + start, piece.tokens[start:end], masked, max(wanted, 1)), wanted
+        yield Piece(piece.position + start, piece.tokens[start:end], masked, wanted)
 
 
 def check(piece: Piece, cached: int, limit: int) -> None:
@@ -77,26 +87,60 @@ def check(piece: Piece, cached: int, limit: int) -> None:
         raise WireError(ErrorCode.TOO_LARGE, f"a text of {piece.end} positions, limit {limit}")
 
 
-@torch.inference_mode()
-def advance(
-    hop: Hop, cache: BlockCache, piece: Piece, incoming: ChainState | None, seed: int
-) -> tuple[ChainState, Tensor]:
-    """One hop: the state for the next block and this block's prior logits [1, n, 256].
+@dataclass(frozen=True)
+class Part:
+    """One text's share of a step: its new positions, its cache at this hop, the state of the hop before."""
 
-    ``incoming`` is None before block 0, whose state follows from (seed, position) alone.
+    piece: Piece
+    cache: BlockCache
+    incoming: ChainState | None
+    """None before block 0, whose state follows from (seed, position) alone."""
+    seed: int
+
+
+@torch.inference_mode()
+def advance(hop: Hop, parts: Sequence[Part]) -> list[tuple[ChainState, Tensor]]:
+    """One hop for all parts at once: each one's state for the next block, and prior logits [1, n, 256].
+
+    Raises :class:`ValueError` where a cache cannot be taken back so far; then no cache has grown.
     """
-    cache.truncate(piece.position)
+    for part in parts:
+        part.cache.truncate(part.piece.position)
     device = next(hop.parameters()).device
-    tokens_BT = torch.tensor([[*piece.tokens, *([MASK] * piece.masked)]], device=device)
-    if incoming is None:
-        width = hop.run.model.width
-        incoming = hop.start(position_noise(seed, piece.position, piece.count, width)[None].to(device))
-    incoming = ChainState(
-        incoming.hidden_BTD.to(device),
-        incoming.noisy_BTD.to(device),
-        None if incoming.log_probs_BTV is None else incoming.log_probs_BTV.to(device),
+    tokens = [token for part in parts for token in (*part.piece.tokens, *([MASK] * part.piece.masked))]
+    incoming = joined([_incoming(hop, part).to(device) for part in parts])
+    counts = [part.piece.count for part in parts]
+    texts = segments([part.cache for part in parts], counts)
+    state, logits_BTV = hop.step(torch.tensor([tokens], device=device), incoming, texts)
+    return [(_cut(state, text.start, text.end), logits_BTV[:, text.start : text.end]) for text in texts]
+
+
+def _incoming(hop: Hop, part: Part) -> ChainState:
+    if part.incoming is not None:
+        return part.incoming
+    noise_TD = position_noise(part.seed, part.piece.position, part.piece.count, hop.run.model.width)
+    return hop.start(noise_TD[None].to(DTYPE))
+
+
+def joined(states: Sequence[ChainState]) -> ChainState:
+    """Several texts' or pieces' positions one after the other: [1, Σ n, ·]."""
+    if len(states) == 1:
+        return states[0]
+    means = [state.log_probs_BTV for state in states if state.log_probs_BTV is not None]
+    return ChainState(
+        torch.cat([state.hidden_BTD for state in states], dim=1),
+        torch.cat([state.noisy_BTD for state in states], dim=1),
+        torch.cat(means, dim=1) if means else None,
     )
-    return hop.step(tokens_BT, incoming, cache)
+
+
+def _cut(state: ChainState, start: int, end: int) -> ChainState:
+    log_probs_BTV = state.log_probs_BTV
+    return ChainState(
+        state.hidden_BTD[:, start:end],
+        state.noisy_BTD[:, start:end],
+        None if log_probs_BTV is None else log_probs_BTV[:, start:end],
+    )
 
 
 @torch.inference_mode()
@@ -104,9 +148,19 @@ def conclude(
     hop: Hop, piece: Piece, state: ChainState, logits_BTV: Tensor, seed: int, temperature: float
 ) -> tuple[bytes, Tensor]:
     """After the last block: the decided bytes, and their log-probabilities [decide, 256] on the CPU."""
-    log_probs_NV = hop.readout(state, logits_BTV)[0, -piece.decide :].float().cpu()
+    log_probs_NV = hop.readout(state, logits_BTV)[0, piece.count - piece.decide :].cpu()
     decided = bytes(
         decide(log_probs_V, seed, piece.first_decided + index, temperature)
         for index, log_probs_V in enumerate(log_probs_NV)
     )
     return decided, log_probs_NV
+
+
+@torch.inference_mode()
+def draft(piece: Piece, logits_BTV: Tensor, seed: int, temperature: float) -> int:
+    """The byte after the last position of ``piece`` as this block alone would decide it.
+
+    With the sampling noise of that position, which the last block will decide with.
+    """
+    log_probs_V = logits_BTV[0, -1].log_softmax(-1)
+    return decide(log_probs_V, seed, piece.end, temperature)

@@ -146,12 +146,16 @@ class Swarm:
             wanted = self._round % evaluate_every == 0 or self._round == end
             yield self._report(round, self.evaluate() if wanted else None)
 
+    def together(self) -> dict[str, Version]:
+        """By group, what belongs together: the newest version, or one as far behind as staggering has it."""
+        return {group: self.version(group, lag) for group, lag in self.run.lags.items()}
+
     def model(self) -> ComposedModel:
-        """The versions that belong together: the newest, or as far behind as the run staggers its blocks."""
+        """What the versions of :meth:`together` make."""
         model = ComposedModel(self.run)
         unflatten_(model.interface, initial_vector(self.run, INTERFACE_GROUP))
-        for group, lag in self.run.lags.items():
-            unflatten_(group_module(model, group), self.version(group, lag).vector)
+        for group, version in self.together().items():
+            unflatten_(group_module(model, group), version.vector)
         return model.eval()
 
     def version(self, group: str, lag: int = 0) -> Version:

@@ -7,17 +7,24 @@ from typing import Any
 
 from spheroid_node.run import RunSpec
 
+BY_A_SWARM = """trained block by block by a swarm of `spheroid-node`s:
+no worker held the whole model, and no gradient crossed from one block to another"""
 
-def model_card(run: RunSpec, versions: Mapping[str, int], evaluation: Mapping[str, Any] | None) -> str:
-    """Markdown that says what the model is, how it was trained and measured, and how to use it."""
+
+def model_card(
+    run: RunSpec,
+    versions: Mapping[str, int],
+    evaluation: Mapping[str, Any] | None,
+    trained: str = BY_A_SWARM,
+) -> str:
+    """Markdown that says what the model is, how it was ``trained`` and measured, and how to use it."""
     model, learning, noise = run.model, run.learning, run.noise
     sha256 = f" (SHA-256 {run.data.sha256})" if run.data.sha256 else ""
     measured = "\n".join(f"| {name} | {_number(value)} |" for name, value in (evaluation or {}).items())
     table = f"| measure | value |\n| --- | --- |\n{measured}" if measured else "Not measured at export."
     return f"""# {run.name}
 
-A byte-level language model of {model.blocks} blocks, trained block by block by a swarm of `spheroid-node`s:
-no worker held the whole model, and no gradient crossed from one block to another.
+A byte-level language model of {model.blocks} blocks, {trained}.
 
 ## Shape
 

@@ -25,7 +25,7 @@ from spheroid_node.errors import CheckpointInvalid, ModelInvalid, OutputUnwritab
 from spheroid_node.model.initial import initial_vector
 from spheroid_node.model.parameters import named_tensors, vector_of
 from spheroid_node.run import INTERFACE_GROUP, RunSpec, block_group
-from spheroid_node.training.card import model_card
+from spheroid_node.training.card import BY_A_SWARM, model_card
 from spheroid_node.wire.tensors import Vector, vector_digest
 
 MODEL_FILE = "model.safetensors"
@@ -81,11 +81,13 @@ def export_model(
     vectors: Mapping[str, Vector],
     versions: Mapping[str, int],
     evaluation: Mapping[str, Any] | None = None,
+    trained: str = BY_A_SWARM,
 ) -> None:
     """Write the assembled model: ``model.safetensors``, ``config.json`` and a model card.
 
-    ``spheroid_node.model.load`` reads it. A group that is not in ``vectors`` raises :class:`KeyError`, except
-    a frozen interface, which follows from the run. Raises :class:`OutputUnwritable`.
+    ``spheroid_node.model.load`` reads it; ``trained`` tells the reader of the card how it was made. A group
+    that is not in ``vectors`` raises :class:`KeyError`, except a frozen interface, which follows from the
+    run. Raises :class:`OutputUnwritable`.
     """
     interface = vectors.get(INTERFACE_GROUP)
     if interface is None and run.interface == "frozen":
@@ -104,7 +106,7 @@ def export_model(
     try:
         directory.mkdir(parents=True, exist_ok=True)
         write_atomically(directory / MODEL_FILE, to_safetensors(tensors, {"format": "pt"}))
-        write_atomically(directory / CARD_FILE, model_card(run, versions, evaluation).encode())
+        write_atomically(directory / CARD_FILE, model_card(run, versions, evaluation, trained).encode())
         write_atomically(directory / CONFIG_FILE, json.dumps(config, indent=2).encode() + b"\n")
     except OSError as error:
         raise OutputUnwritable(str(directory), error.strerror or str(error)) from error

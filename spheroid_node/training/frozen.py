@@ -7,11 +7,14 @@ gradient nor optimiser state. Copies are refreshed every round.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from spheroid_node.model.block import Block, BlockCache
+from spheroid_node.model.block import Block
+from spheroid_node.model.cache import Segment
 from spheroid_node.model.composed import Hop
 from spheroid_node.model.interface import Interface
 from spheroid_node.run import RunSpec
@@ -36,10 +39,10 @@ class FrozenBlock(Block):
         hidden_BTD: Tensor,
         scaled_noisy_BTD: Tensor,
         level_B: Tensor,
-        cache: BlockCache | None = None,
+        texts: Sequence[Segment] = (),
     ) -> Tensor:
         """As :meth:`Block.forward`."""
-        arguments = (embedded_BTD, hidden_BTD, scaled_noisy_BTD, level_B, cache)
+        arguments = (embedded_BTD, hidden_BTD, scaled_noisy_BTD, level_B, texts)
         if torch.is_autocast_enabled(embedded_BTD.device.type):
             return super().forward(*arguments)
         # Arithmetic is in float32 here: the copy is widened for as long as it runs, one block at a time.

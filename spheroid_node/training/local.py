@@ -27,13 +27,16 @@ from spheroid_node.training.evaluation import chain_ce
 from spheroid_node.training.frozen import bytes_of, frozen_hop
 from spheroid_node.training.loss import Draw, Noise, block_loss, upstream_hidden
 from spheroid_node.training.optimiser_state import restore_optimiser, save_optimiser
-from spheroid_node.training.text import Text, sample_windows
+from spheroid_node.training.text import Text, sample_windows, suffix_masks
 from spheroid_node.wire.tensors import Vector
 
 MAX_SKIPPED_STEPS = 3
 """Non-finite losses in a row after which a round's training ends."""
 
 FINAL_RATE_SHARE = 0.1
+
+MASKS = 1
+"""Third word of the stream that the masks of a draw come from; of its other stream it is 0."""
 
 TIMED_EVERY = 16
 """Steps between two measurements of the time upstream: on a GPU each is a wait."""
@@ -282,7 +285,17 @@ class LocalTrainer:
         ahead = None
         if self.ahead is not None:
             ahead = noise(self.ahead, torch.from_numpy(source.random(batch, dtype="float32")))
-        return Draw(windows_BT.to(self.device, non_blocking=True), own, ahead, start_noise_BTD)
+        windows_BT = windows_BT.to(self.device, non_blocking=True)
+        return Draw(windows_BT, own, ahead, start_noise_BTD, self._masks())
+
+    def _masks(self) -> Tensor | None:
+        """Masked inputs of the draw, from a stream of their own: all else is drawn as without them."""
+        share, batch = self.run.training.mask_suffix, self.run.training.batch
+        if not share:
+            return None
+        source = stream(self.worker_seed, self.block, self.drawn, MASKS)
+        masked_BT = suffix_masks(share, batch, self.run.model.window, source)
+        return masked_BT.to(self.device, non_blocking=True)
 
     def _losses(self, draw: Draw) -> tuple[Tensor, Tensor]:
         timed = bool(self.upstream) and self._untimed % TIMED_EVERY == 0

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from spheroid_node.model.composed import Hop
+from spheroid_node.model.interface import MASK
 from spheroid_node.training.device import mixed_precision
 
 
@@ -25,18 +26,31 @@ class Draw:
     """All that is random in one step."""
 
     windows_BT: Tensor
-    """int64 [B, T + 1]: inputs and, one further, targets."""
+    """int64 [B, T + 1]: bytes, as inputs and, one further, as targets."""
     own: Noise
     ahead: Noise | None
     """Of the next block, where the own one looks ahead."""
     start_noise_BTD: Tensor | None
     """ε that the chain upstream starts from; None where it does not read z."""
+    masked_BT: Tensor | None = None
+    """bool: inputs in whose place all blocks read MASK; None where the run masks nothing."""
+
+    @property
+    def tokens_BT(self) -> Tensor:
+        """What the blocks read: bytes, and MASK where the window is masked."""
+        bytes_BT = self.windows_BT[:, :-1]
+        return bytes_BT if self.masked_BT is None else bytes_BT.masked_fill(self.masked_BT, MASK)
+
+    @property
+    def targets_BT(self) -> Tensor:
+        """The next bytes, masked or not."""
+        return self.windows_BT[:, 1:]
 
 
 @torch.no_grad()
 def upstream_hidden(upstream: Sequence[Hop], draw: Draw, mixed: bool) -> Tensor:
     """Hidden state that the block after ``upstream`` receives, [B, T, width]: as it is at inference."""
-    tokens_BT = draw.windows_BT[:, :-1]
+    tokens_BT = draw.tokens_BT
     hidden_BTD = torch.zeros_like(draw.own.noise_BTD)
     if not upstream:
         return hidden_BTD
@@ -72,7 +86,7 @@ def block_loss(
 
 def _loss_at(hop: Hop, draw: Draw, at: Noise, hidden_BTD: Tensor, mixed: bool) -> tuple[Tensor, Tensor]:
     """Hidden state and loss of one block at one noise level."""
-    tokens_BT, targets_BT = draw.windows_BT[:, :-1], draw.windows_BT[:, 1:]
+    tokens_BT, targets_BT = draw.tokens_BT, draw.targets_BT
     denoiser, codes_VD = hop.denoiser, hop.interface.codes()
     noisy_BTD = denoiser.add_noise(targets_BT, codes_VD, at.sigma_B, at.noise_BTD)
     with mixed_precision(tokens_BT.device, mixed):

@@ -212,6 +212,7 @@ def _draw(run: RunSpec, from_start: bool, looks_ahead: bool) -> Draw:
         own=Noise(torch.ones(batch), noise_BTD()),
         ahead=Noise(torch.ones(batch), noise_BTD()) if looks_ahead else None,
         start_noise_BTD=noise_BTD() if from_start else None,
+        masked_BT=torch.ones(batch, window, dtype=torch.bool) if run.training.mask_suffix else None,
     )
 
 

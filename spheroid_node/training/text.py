@@ -72,6 +72,16 @@ def sample_windows(train: Bytes, batch: int, window: int, generator: np.random.G
     return _gather(train, starts, window)
 
 
+def suffix_masks(share: float, batch: int, window: int, generator: np.random.Generator) -> Tensor:
+    """Inputs that are not to be seen: bool [batch, window].
+
+    With probability ``share`` those of a window from a random position on, never the first; else none.
+    """
+    starts = generator.integers(1, window, size=batch)
+    starts[generator.random(batch) >= share] = window
+    return torch.from_numpy(np.arange(window) >= starts[:, None])
+
+
 def held_out_windows(held_out: Bytes, count: int, window: int) -> Tensor:
     """Evenly spaced windows, always the same ones: int64 [count, window + 1].
 

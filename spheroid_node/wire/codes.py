@@ -70,6 +70,7 @@ class ErrorCode(StrEnum):
     BUSY = "busy"
     TIMED_OUT = "timed-out"
     NEXT_HOP_LOST = "next-hop-lost"
+    LAST_HOP_LOST = "last-hop-lost"
     LEAVING = "leaving"
     INTERNAL = "internal"
 
@@ -87,6 +88,7 @@ ERRORS: dict[ErrorCode, str] = {
     ErrorCode.BUSY: "the peer is at its limit of connections or sessions",
     ErrorCode.TIMED_OUT: "nothing was heard for too long",
     ErrorCode.NEXT_HOP_LOST: "the next hop of the chain cannot be reached",
+    ErrorCode.LAST_HOP_LOST: "the last hop of the chain cannot be reached for its results",
     ErrorCode.LEAVING: "the peer is shutting down",
     ErrorCode.INTERNAL: "the peer failed; its log says why",
 }

@@ -23,12 +23,16 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Port = Annotated[int, Field(gt=0, lt=65_536)]
 Host = Annotated[str, Field(min_length=1, max_length=255)]
+Via = Literal["tcp", "libp2p"]
+Position = Annotated[int, Field(ge=0, lt=2**31)]
 SessionId = Annotated[bytes, Field(min_length=16, max_length=16)]
 Sealed = Annotated[bytes, Field(max_length=65_536)]
 """A signed envelope (wire.signing.seal)."""
 
 MAX_HOPS = 1024
 MAX_POSITIONS = 65_536
+MAX_DRAFTS = 64
+"""Drafts ahead of the last judged byte; caches can be taken back much further."""
 MAX_UPDATES_NAMED = 64
 """Updates that a manifest names; past this number a group is cut into shards."""
 
@@ -286,6 +290,8 @@ class Open(Message):
     interface_version: Count
     next: HopAddress | None
     """None at the last hop, which answers the client itself."""
+    last: HopAddress | None = None
+    """Block 0 of a chain that is to write: the last hop, whose results it reads to know which drafts hold."""
     seed: Annotated[int, Field(ge=0, lt=2**63)]
     temperature: Annotated[Finite, Field(ge=0, le=100)]
     logits: bool = False
@@ -295,13 +301,17 @@ class Open(Message):
 class Opened(Message):
     type: Literal["opened"] = "opened"
     session: SessionId
+    via: Via | None = None
+    """How this hop's states travel to the next; None at the last."""
 
 
 class Attach(Message):
-    """Hop to next hop: this connection brings the states of a session that the client opened there."""
+    """Hop to hop: this connection belongs to a session that the client opened there."""
 
     type: Literal["attach"] = "attach"
     session: SessionId
+    role: Literal["states", "results"] = "states"
+    """Whether it brings the states of the hop before, or takes the results to block 0."""
 
 
 class Attached(Message):
@@ -314,24 +324,41 @@ class Step(Message):
 
     type: Literal["step"] = "step"
     session: SessionId
-    position: Annotated[int, Field(ge=0, lt=2**31)]
+    position: Position
     """Index of the first new byte in the text."""
     tokens: Annotated[bytes, Field(min_length=1, max_length=MAX_POSITIONS)]
     masked: Annotated[int, Field(ge=0, le=MAX_POSITIONS)] = 0
     """Further positions after ``tokens`` whose bytes are unknown (one-sweep)."""
-    decide: Annotated[int, Field(ge=1, le=MAX_POSITIONS)] = 1
-    """How many of the last positions of this step the last hop decides the next byte of."""
+    decide: Annotated[int, Field(ge=0, le=MAX_POSITIONS)] = 1
+    """How many of the last positions of this step the last hop decides the next byte of; 0 has no result."""
+
+
+class Write(Message):
+    """Client to hop 0: write on by itself. Block 0 drafts, the chain judges its drafts, many at a time."""
+
+    type: Literal["write"] = "write"
+    session: SessionId
+    position: Position
+    """Index in the text of the first of ``tokens``. One below what is cached rolls the caches back."""
+    tokens: Annotated[bytes, Field(min_length=1, max_length=MAX_POSITIONS)]
+    """Known bytes."""
+    count: Annotated[int, Field(ge=1, le=MAX_POSITIONS)]
+    """How many bytes to write after them."""
+    drafts: Annotated[int, Field(ge=0, le=MAX_DRAFTS)] = 0
+    """Most drafts ahead of the last judged byte; 0 leaves it to the hop."""
 
 
 class State(Message):
-    """Hop to next hop: a Step with what the blocks so far made of its n positions."""
+    """Hop to next hop: new positions, with what the blocks so far made of them."""
 
     type: Literal["state"] = "state"
     session: SessionId
-    position: Annotated[int, Field(ge=0, lt=2**31)]
+    position: Position
     tokens: Annotated[bytes, Field(min_length=1, max_length=MAX_POSITIONS)]
     masked: Annotated[int, Field(ge=0, le=MAX_POSITIONS)]
-    decide: Annotated[int, Field(ge=1, le=MAX_POSITIONS)]
+    decide: Annotated[int, Field(ge=0, le=MAX_POSITIONS)]
+    line: Annotated[int, Field(ge=-1, lt=2**31)] = -1
+    """Number of the line of drafts that this is a part of: they are judged; −1: the tokens are known."""
     hidden: dict[str, Any]
     """Tensor [n, width]: hidden state of the block before."""
     noisy: dict[str, Any]
@@ -343,13 +370,15 @@ class State(Message):
 
 
 class Result(Message):
-    """Last hop to client: the bytes decided by one sweep."""
+    """Last hop to client, and to block 0 where it writes: bytes that are decided for good."""
 
     type: Literal["result"] = "result"
     session: SessionId
-    position: Annotated[int, Field(ge=0, lt=2**31)]
+    position: Position
     """Index in the text of the first decided byte."""
     tokens: Annotated[bytes, Field(min_length=1, max_length=MAX_POSITIONS)]
+    line: Annotated[int, Field(ge=-1, lt=2**31)] = -1
+    """The line of drafts that this judges; −1: the answer to a step."""
     logits: dict[str, Any] | None
     """Tensor [len(tokens), 256] if the session asked for it."""
     seconds: Annotated[list[Finite], Field(max_length=MAX_HOPS)]
@@ -366,7 +395,8 @@ MESSAGES: dict[str, type[Message]] = {
     kind.model_fields["type"].default: kind
     for kind in (
         Hello, Greeting, Welcome, Error, Update, Proceed, ReceiptMessage, ManifestMessage,
-        Want, Listing, Read, Chunk, Open, Opened, Attach, Attached, Step, State, Result, Close,
+        Want, Listing, Read, Chunk, Open, Opened, Attach, Attached, Step, Write,
+        State, Result, Close,
     )
 }  # fmt: skip
 

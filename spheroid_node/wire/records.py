@@ -6,7 +6,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from spheroid_node.wire.messages import Count, Digest, Finite, Group, Host, Message, Port, RunId
+from spheroid_node.wire.messages import (
+    Count,
+    Digest,
+    Finite,
+    Group,
+    Host,
+    Message,
+    PeerId,
+    Port,
+    RunId,
+)
 
 PREFIX = "spheroid/1"
 NODE_TTL = 45.0
@@ -15,6 +25,7 @@ MANIFEST_TTL = 6 * 3600.0
 RUN_TTL = 3600.0
 MAX_TTL = 24 * 3600.0
 MAX_RECORD_BYTES = 16_384
+MAX_NEIGHBOURS = 32
 
 
 def runs_key() -> str:
@@ -52,6 +63,14 @@ class HeldVersion(Message):
     digest: Digest
 
 
+class Neighbour(Message):
+    """How long a message takes to another node, as far as the node itself has measured."""
+
+    peer: PeerId
+    seconds: Annotated[Finite, Field(ge=0, le=60)]
+    """One way: half a round trip."""
+
+
 class NodeRecord(Message):
     """What a node says about itself, renewed every few seconds."""
 
@@ -81,5 +100,7 @@ class NodeRecord(Message):
     sessions: Count
     hop_seconds: Annotated[Finite, Field(ge=0)]
     """Median compute time of a single-position step; 0 before the first."""
+    neighbours: Annotated[list[Neighbour], Field(default_factory=list, max_length=MAX_NEIGHBOURS)]
+    """The nodes that this one may be followed by in a chain."""
     note: Annotated[str, Field(max_length=200)] = ""
     """The newest thing its owner should know, e.g. that it misses deadlines."""

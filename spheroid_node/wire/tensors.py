@@ -40,12 +40,28 @@ FP16_MAX = 65504.0
 
 
 def pack_tensor(array: NDArray[Any], dtype: str = "float32") -> dict[str, Any]:
-    """An array as a map of dtype, shape and bytes."""
-    return {
-        "dtype": dtype,
-        "shape": list(array.shape),
-        "data": np.ascontiguousarray(array, dtype=DTYPES[dtype]).tobytes(),
-    }
+    """An array as a map of dtype, shape and bytes.
+
+    ``fp16`` clamps at ±65504. ``int8`` takes an array of rows, each with its largest value over 127 as the
+    scale of its integers; a row is off by half a scale at most.
+    """
+    return {"dtype": dtype, "shape": list(array.shape), "data": _tensor_bytes(array, dtype)}
+
+
+def _tensor_bytes(array: NDArray[Any], dtype: str) -> bytes:
+    if dtype == "int8":
+        rows = np.empty(array.shape[0], _int8_row(array.shape[1]))
+        largest = np.abs(array).max(axis=1)
+        rows["scale"] = np.maximum(largest / 127, MIN_SCALE)
+        rows["values"] = np.rint(array / rows["scale"][:, None])
+        return rows.tobytes()
+    if dtype == "fp16":
+        array = np.clip(array, -FP16_MAX, FP16_MAX)
+    return np.ascontiguousarray(array, dtype=DTYPES[dtype]).tobytes()
+
+
+def _int8_row(width: int) -> np.dtype[Any]:
+    return np.dtype([("scale", "<f4"), ("values", "i1", (width,))])
 
 
 def unpack_tensor(fields: Any, shape: tuple[int | None, ...]) -> Vector:
@@ -55,19 +71,30 @@ def unpack_tensor(fields: Any, shape: tuple[int | None, ...]) -> Vector:
     with each other and with ``shape``, and no axis is empty.
     """
     try:
-        dtype, sent, data = DTYPES[fields["dtype"]], fields["shape"], fields["data"]
+        name, sent, data = fields["dtype"], fields["shape"], fields["data"]
+        known = name == "int8" or name in DTYPES
     except (KeyError, TypeError) as error:
         raise WireError(ErrorCode.MALFORMED, "tensor without a known dtype, shape and data") from error
-    if not (
+    if not known or not (
         isinstance(sent, list)
         and isinstance(data, bytes)
         and len(sent) == len(shape) <= MAX_DIMENSIONS
         and all(type(size) is int and size > 0 for size in sent)
         and all(want is None or want == size for want, size in zip(shape, sent, strict=True))
-        and prod(sent) * dtype.itemsize == len(data)
+        and _tensor_size(name, sent) == len(data)
     ):
-        raise WireError(ErrorCode.MALFORMED, f"shape and bytes of a tensor, expected shape {shape!r}")
-    return np.asarray(np.frombuffer(data, dtype=dtype).reshape(sent), dtype=np.float32)
+        raise WireError(ErrorCode.MALFORMED, f"dtype, shape and bytes of a tensor, expected shape {shape!r}")
+    if name == "int8":
+        rows = np.frombuffer(data, dtype=_int8_row(sent[1]))
+        return np.asarray(rows["values"].astype(np.float32) * rows["scale"][:, None], dtype=np.float32)
+    return np.asarray(np.frombuffer(data, dtype=DTYPES[name]).reshape(sent), dtype=np.float32)
+
+
+def _tensor_size(dtype: str, shape: list[int]) -> int:
+    """Bytes of a tensor; −1 for what is none."""
+    if dtype == "int8":
+        return shape[0] * (SCALE_BYTES + shape[1]) if len(shape) == 2 else -1
+    return prod(shape) * DTYPES[dtype].itemsize
 
 
 def parts(elements: int) -> Iterator[slice]:

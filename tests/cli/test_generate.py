@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from spheroid_node.cli import generate
-from spheroid_node.errors import GenerationEndedEarly, PromptInvalid, SpheroidError
+from spheroid_node.errors import BlockWithoutReplica, GenerationEndedEarly, PromptInvalid, SpheroidError
 from spheroid_node.model import load
 from spheroid_node.model.composed import ComposedModel
 from spheroid_node.model.parameters import flatten, group_module
@@ -59,9 +59,37 @@ def test_text_on_stdout_and_statistics_on_stderr(checkpoint: str, decoder: str) 
     result = invoke("The ä", *arguments)
     assert result.exit_code == 0, result.exception
     assert result.stdout == expected(checkpoint, decoder, "The ä".encode(), 50, 4)
-    sweeps = 50 if decoder == "autoregressive" else 1
-    assert f"{sweeps} sweeps" in result.stderr and "seed 4," in result.stderr
+    sweeps = int(result.stderr.split(" sweeps")[0].split()[-1])
+    assert sweeps == {"autoregressive": 50, "one-sweep": 1}.get(decoder, sweeps) and 1 <= sweeps <= 50
+    assert "seed 4," in result.stderr
     assert invoke("-", *arguments, stdin="The ä".encode()).stdout == result.stdout
+
+
+def test_several_texts_each_under_its_prompt(checkpoint: str, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_bytes("The ä\n\nA river\n".encode())
+    options = ("-n", "20", "--temperature", "0.9", "--checkpoint", checkpoint)
+    result = invoke("--prompts", str(file), "--n", "2", "--seed", "7", *options, "--stats")
+    assert result.exit_code == 0, result.exception
+    shown = ""
+    for prompt in ("The ä", "A river"):
+        for seed in ("7", "8"):
+            shown += f"==> {prompt} <==\n{invoke(prompt, '--seed', seed, *options).stdout}\n\n"
+    assert result.stdout == shown
+    assert result.stderr.count("seed 7,") == result.stderr.count("seed 8,") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ((), "give either PROMPT or --prompts FILE"),
+        (("The", "--prompts", "somewhere"), "give either PROMPT or --prompts FILE"),
+        (("--prompts", "/nowhere/prompts.txt"), "No such file"),
+    ],
+)
+def test_prompts_that_are_not_there(arguments: tuple[str, ...], complaint: str) -> None:
+    result = CliRunner().invoke(generate.command, [*arguments])
+    assert (result.exit_code, result.stdout) == (2, "") and complaint in result.stderr
 
 
 def test_nothing_is_asked_for(checkpoint: str) -> None:
@@ -101,17 +129,27 @@ def test_a_prompt_that_is_not_utf8_on_a_real_command_line(environment: dict[str,
 async def test_a_lost_chain_ends_with_what_there_is(
     model: ComposedModel, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    class Dying:
+    class Dying(LocalChain):
         async def sweep(self, position: int, tokens: bytes, masked: int = 0, decide: int = 1) -> Sweep:
             if position > 4:
                 raise ChainLost(1, ErrorCode.NEXT_HOP_LOST)
             return Sweep(position + len(tokens), b"x", None, (0.1,))
 
-        async def close(self) -> None: ...
+    class Source:
+        opened = 0
+
+        async def open(self) -> Dying:
+            self.opened += 1
+            if self.opened > 1:
+                raise BlockWithoutReplica([1])
+            return Dying(model)
+
+        def lost(self, chain: Dying, error: ChainLost) -> None:
+            assert error.block == 1
 
     request = generate.Request(b"abc", 9, 0, 0.0, "autoregressive")
-    with pytest.raises(GenerationEndedEarly, match="after 3 bytes: block 1 was lost") as ended:
-        await generate.write(model.run, Dying(), request)
+    with pytest.raises(GenerationEndedEarly, match="after 3 bytes: No live replica of block 1") as ended:
+        await generate.write(model.run, Source(), request, sys.stdout.buffer)
     assert ended.value.exit_code == 4
     assert capsysbinary.readouterr().out == b"xxx"
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from spheroid_node.cli import main
-from spheroid_node.cli.plan import _decimal, _ranges
+from spheroid_node.cli.plan import _ranges
+from spheroid_node.cli.sizes import decimal
 from spheroid_node.run import RunSpec
 from spheroid_node.training.plan import plan, traffic
 
@@ -166,4 +167,4 @@ def test_blocks_in_words(blocks: list[int], said: str) -> None:
     ],
 )
 def test_numbers_in_decimal_units(number: int, unit: str, said: str) -> None:
-    assert _decimal(number, unit) == said
+    assert decimal(number, unit) == said

@@ -95,6 +95,51 @@ def test_another_method_plays_another_run(arguments: list[str], capsys: pytest.C
     assert [len(summaries["diloco"]["rounds"][0]["ce"]), summaries["diloco"]["method"]] == [1, "diloco"]
 
 
+@pytest.mark.parametrize("method", ["blocktrain", "end-to-end", "diloco"])
+def test_the_model_can_be_used_afterwards(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str
+) -> None:
+    place, text = str(tmp_path / "model"), arguments[4]
+    assert main.run([*arguments, "--rounds", "3", "--method", method, "--export", place, "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert config["run_id"] == summary["run"]
+    assert config["evaluation"]["ce"] == summary["ce_last"]
+    # Of a chain of two blocks the first is one version behind.
+    newest = {"block-0": 2, "block-1": 3} if method == "blocktrain" else {"block-0": 3}
+    assert config["versions"] == newest | {"interface": 3}
+    card = (tmp_path / "model" / "README.md").read_text()
+    assert f"--method {method}" in card
+    assert "no worker held the whole model" not in card
+    assert f"| ce | {summary['ce_last']:.4f} |" in card
+
+    assert main.run(["eval", "--checkpoint", place, "--data", text, "--windows", "32", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ce"] == pytest.approx(summary["ce_last"], abs=1e-4)
+    assert main.run(["generate", "the ", "--checkpoint", place, "--bytes", "8"]) == 0
+    assert capsys.readouterr().out
+    assert main.run([*arguments, "--export", place]) == 0  # over the earlier one
+    closing, wrote = capsys.readouterr().out.splitlines()[-2:]
+    assert closing.startswith("participation 100%")
+    assert wrote == f"Wrote {place} (versions: block-0 1, block-1 2, interface 2)"
+
+
+def test_a_folder_in_use_is_refused_before_anything_is_played(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run([*arguments, "--export", str(tmp_path)]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert "it holds other files, such as run.toml" in told.err
+
+
+def test_without_learning_there_is_nothing_to_export(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.run([*arguments, "--dry", "--export", str(tmp_path / "model")]) == 2
+    assert "--dry learns nothing" in capsys.readouterr().err
+    assert not (tmp_path / "model").exists()
+
+
 @pytest.mark.parametrize(
     ("option", "value", "known"),
     [

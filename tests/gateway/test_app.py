@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from spheroid_node.errors import BlockWithoutReplica
+from spheroid_node.errors import BlockWithoutReplica, ChainFailed
 from spheroid_node.gateway.app import create_app
-from spheroid_node.gateway.swarm import OpenedChain, View
+from spheroid_node.gateway.swarm import View
 from spheroid_node.node.snapshot import snapshot_of
 from spheroid_node.serving.chain import ChainLost, Sweep
 from spheroid_node.serving.decoders import DecoderName, decode
@@ -30,17 +30,43 @@ class Chain(LocalChain):
 
     def __init__(self, swarm: FakeSwarm, generation: Generation) -> None:
         super().__init__(MODEL, generation.seed, generation.temperature)
-        self._swarm = swarm
+        self._swarm, self._closed = swarm, False
 
     async def sweep(self, position: int, tokens: bytes, masked: int = 0, decide: int = 1) -> Sweep:
+        await self._before(position)
+        return await super().sweep(position, tokens, masked, decide)
+
+    async def write(self, position: int, tokens: bytes, count: int, drafts: int = 0) -> AsyncIterator[Sweep]:
+        await self._before(position)
+        async for sweep in super().write(position, tokens, count, drafts):
+            yield sweep
+            await self._before(sweep.position + len(sweep.tokens))
+
+    async def close(self) -> None:
+        self._swarm.open -= not self._closed
+        self._closed = True
+
+    async def _before(self, position: int) -> None:
         if position >= self._swarm.lost_at:
             raise ChainLost(1, ErrorCode.NEXT_HOP_LOST)
         self._swarm.sweeps += 1
         await self._swarm.gate.wait()
-        return await super().sweep(position, tokens, masked, decide)
 
-    async def close(self) -> None:
-        self._swarm.open -= 1
+
+class Source:
+    versions = "interface 7, blocks 3 3 3"
+
+    def __init__(self, swarm: FakeSwarm, generation: Generation) -> None:
+        self._swarm, self._generation = swarm, generation
+
+    async def open(self) -> Chain:
+        if self._swarm.problem is not None:
+            raise self._swarm.problem
+        self._swarm.open += 1
+        return Chain(self._swarm, self._generation)
+
+    def lost(self, chain: Chain, error: ChainLost) -> None:
+        raise ChainFailed(str(error))
 
 
 class FakeSwarm:
@@ -52,11 +78,8 @@ class FakeSwarm:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def open_chain(self, generation: Generation) -> OpenedChain:
-        if self.problem is not None:
-            raise self.problem
-        self.open += 1
-        return OpenedChain(Chain(self, generation), "interface-7-blocks-3-3-3")
+    def source(self, generation: Generation) -> Source:
+        return Source(self, generation)
 
     async def view(self) -> View:
         note = "<script>alert(1)</script>"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from spheroid_node.model.block import BlockCache
+from spheroid_node.model.cache import BlockCache, segments
 from spheroid_node.model.composed import ChainState, ComposedModel, Hop
 from tests.model.conftest import MIXERS, RECIPES, MakeRun, strong_model, text_and_noise, version_0
 
@@ -31,7 +31,8 @@ class Chain:
         """Every block's logits and the read-out at the new positions: [blocks + 1, B, T, 256]."""
         state, found = self.hops[0].start(noise_BTD), []
         for hop, cache in zip(self.hops, self.caches, strict=True):
-            state, logits_BTV = hop.step(tokens_BT, state, cache)
+            texts = segments([cache], [tokens_BT.shape[1]])
+            state, logits_BTV = hop.step(tokens_BT, state, texts)
             found.append(logits_BTV)
         return torch.stack([*found, self.hops[-1].readout(state, logits_BTV).double()])
 
@@ -173,7 +174,7 @@ def test_the_chain_starts_at_the_highest_noise_and_ends_at_the_lowest(make_run: 
         state, logits_BTV = model.hop(index).step(tokens_BT, state)
     # From σ = 10 to σ = 1 all that is left of the start is a tenth; the rest is a mean of unit-norm codes.
     assert ((state.noisy_BTD - first / 10).norm(dim=-1) <= 1 + 1e-6).all()
-    assert torch.equal(model.hop(1).readout(state, logits_BTV), F.log_softmax(logits_BTV.float(), -1))
+    assert torch.equal(model.hop(1).readout(state, logits_BTV), F.log_softmax(logits_BTV, -1))
 
 
 @torch.no_grad()

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from spheroid_node.model.cache import PositionCache
 from spheroid_node.model.mixing import Mixing, distance_matrices
 from spheroid_node.model.transformer import Attention
 from spheroid_node.run import ModelSpec
@@ -62,7 +61,7 @@ def test_gradients_are_those_of_the_formula() -> None:
     x_BTD = torch.randn(
         2, 5, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64
     ).requires_grad_()
-    assert torch.autograd.gradcheck(lambda x, _: mixing(x, None), (x_BTD, mixing.kernels))
+    assert torch.autograd.gradcheck(lambda x, _: mixing(x, ()), (x_BTD, mixing.kernels))
 
 
 @pytest.mark.parametrize("width", [6, 16, 24, 128])
@@ -72,32 +71,3 @@ def test_it_is_about_as_large_as_attention(width: int) -> None:
     sizes = [sum(p.numel() for p in module.parameters()) for module in (Mixing(model), Attention(model))]
     assert sizes[0] - Mixing(model).kernels.numel() == sizes[1]
     assert Mixing(model).kernels.shape[0] <= 16
-
-
-# --- what a layer keeps ---------------------------------------------------------------------------------
-
-
-def test_a_cache_holds_what_came_in() -> None:
-    keys, values = torch.randn(2, 1, 2, 300, 3, generator=torch.Generator().manual_seed(3))
-    cache, start = PositionCache(), 0
-    for count in (1, 62, 1, 1, 200, 35):
-        end = start + count
-        found = cache.append(keys[:, :, start:end], values[:, :, start:end])
-        assert torch.equal(found[0], keys[:, :, :end])
-        assert torch.equal(found[1], values[:, :, :end])
-        start = end
-    assert cache.length == 300
-
-
-def test_a_cut_cache_holds_only_what_comes_after() -> None:
-    cache = PositionCache()
-    cache.append(torch.arange(10.0).view(1, 10, 1))
-    cache.truncate(20)
-    assert cache.length == 10
-    cache.truncate(4)
-    assert cache.length == 4
-    (found,) = cache.append(torch.tensor([70.0, 80.0]).view(1, 2, 1))
-    assert found.flatten().tolist() == [0, 1, 2, 3, 70, 80]
-    cache.truncate(0)
-    (found,) = cache.append(torch.tensor([9.0]).view(1, 1, 1))
-    assert found.flatten().tolist() == [9]

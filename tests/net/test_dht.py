@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from benchmarks.wan import Wan
 from spheroid_node.errors import ClockWrong, DhtFailed, MalformedAddress, PeersUnreachable, PortInUse
 from spheroid_node.net import dht as dht_module
 from spheroid_node.net._hivemind import (
@@ -25,8 +26,10 @@ from spheroid_node.net._hivemind import (
     ValueWithExpiration,
     get_dht_time,
 )
+from spheroid_node.net.daemon import Listening
 from spheroid_node.net.dht import Dht
 from spheroid_node.net.identity import Identity, ephemeral_identity, load_identity
+from spheroid_node.net.ports import free_port
 from spheroid_node.net.validator import RecordValidator
 from spheroid_node.wire.frames import pack
 from spheroid_node.wire.records import MAX_RECORD_BYTES, MAX_TTL
@@ -123,6 +126,27 @@ async def test_a_later_record_replaces_the_authors_earlier_one(start) -> None:
     assert await second.put(KEY, b"new", 5)
     assert await second.put(KEY, b"newest", 5)
     assert await first.get(KEY) == {second.peer: b"newest"}
+
+
+async def test_a_peer_that_cannot_be_dialled_takes_part(start) -> None:
+    """It stores nothing for others and hands out no address, but reads and writes as all do."""
+    first = await start()
+    relayed = await start(first, relay=True, announce="192.0.2.1")
+    assert relayed.addresses == [] and relayed._node.protocol.client_mode
+    assert await relayed.put(KEY, b"from behind a NAT", 60)
+    assert await first.get(KEY) == await relayed.get(KEY) == {relayed.peer: b"from behind a NAT"}
+
+
+def test_what_the_daemon_is_told() -> None:
+    """Relays find their users by the addresses that these announce: none may stand in their place."""
+    anywhere = Listening("0.0.0.0", 4001, "192.0.2.1", False, "--port")
+    assert anywhere.daemon_arguments()["announce_maddrs"] == ["/ip4/192.0.2.1/tcp/4001"]
+    relayed = anywhere._replace(relay=True).daemon_arguments()
+    assert relayed["use_relay"] and relayed["use_auto_relay"] and relayed["auto_nat"]
+    assert relayed["force_reachability"] == "private" and relayed["dht_mode"] == "client"
+    assert "announce_maddrs" not in relayed and "no_listen" not in relayed
+    here = anywhere._replace(host="127.0.0.1").daemon_arguments()
+    assert not (here["use_relay"] or here["auto_nat"] or here["nat_port_map"])
 
 
 async def test_publishing_again_does_not_overtake_a_newer_value(start, monkeypatch) -> None:
@@ -429,3 +453,16 @@ async def test_an_unknown_failure_is_told_as_it_is(monkeypatch) -> None:
     with pytest.raises(DhtFailed, match="moon"):
         await Dht.start(ephemeral_identity())
     assert daemons() == before
+
+
+async def test_a_peer_behind_a_router_is_dialled_at_the_routers_port(start: StartDht) -> None:
+    inside = free_port("127.0.0.1", 0, "--port")
+    async with Wan(delay=0.01) as wan:
+        outside = await wan.forward("127.0.0.1", inside)
+        hidden = await start(port=inside, announce="127.0.0.1", announce_port=outside)
+        assert hidden.listening.port == inside
+        assert hidden.addresses == [f"/ip4/127.0.0.1/tcp/{outside}/p2p/{hidden.peer}"]
+        other = await start(hidden)
+        assert await other.put(KEY, b"through the router", 60)
+        assert await hidden.get(KEY) == {other.peer: b"through the router"}
+        assert wan.there.carried > 0

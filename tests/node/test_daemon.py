@@ -1,15 +1,25 @@
 from __future__ import annotations
 
+import asyncio
+import socket
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from spheroid_node.config import NodeConfig
 from spheroid_node.errors import IdentityCopied
-from spheroid_node.node.daemon import announced_host, lacking_block
+from spheroid_node.net.identity import ephemeral_identity
+from spheroid_node.net.streams import Accept, Stream, StreamFailed
+from spheroid_node.node.daemon import Node, announced_address, announced_host, lacking_block
 from spheroid_node.node.models import HopModels
 from spheroid_node.node.report import RENEW_SECONDS, Report, Reporter
+from spheroid_node.node.state import StateDirectory
 from spheroid_node.run import RunSpec
+from spheroid_node.wire.codes import ErrorCode
+from spheroid_node.wire.messages import Error, HopAddress, Want
 from spheroid_node.wire.records import NODE_TTL
 
 from .conftest import Peer, World
@@ -29,6 +39,14 @@ def test_announced_host_is_the_one_given_then_the_one_listened_on(tmp_path: Path
     assert announced_host(config.model_copy(update={"host": "0.0.0.0"})) != "0.0.0.0"
 
 
+def test_the_port_announced_is_the_one_given_then_the_one_listened_on(tmp_path: Path) -> None:
+    config = NodeConfig(state_dir=tmp_path, host="127.0.0.1", data_port=31339)
+    peer = ephemeral_identity().peer
+    assert announced_address(config, peer, 31339) == HopAddress(peer=peer, host="127.0.0.1", port=31339)
+    forwarded = config.model_copy(update={"announce": "203.0.113.7", "announce_data_port": 443})
+    assert announced_address(forwarded, peer, 31339) == HopAddress(peer=peer, host="203.0.113.7", port=443)
+
+
 def test_hops_are_built_from_exactly_the_versions_asked_for(world: World, tmp_path: Path) -> None:
     peer = Peer(world, 1, tmp_path)
     models = HopModels(world.run, 1, peer.store)
@@ -38,6 +56,45 @@ def test_hops_are_built_from_exactly_the_versions_asked_for(world: World, tmp_pa
     assert models.hop_model(1, 0) is None
     assert models.hop_model(0, 3) is None
     assert not any(parameter.requires_grad for parameter in hop.parameters())
+
+
+class MemoryStreams:
+    """The libp2p of one peer: a pair of sockets is a stream."""
+
+    def __init__(self, swarm: dict[tuple[str, str], Accept], peer: str) -> None:
+        self._swarm, self._peer = swarm, peer
+
+    async def open(self, peer: str, name: str, timeout: float) -> Stream:
+        if (peer, name) not in self._swarm:
+            raise StreamFailed("it is not there")
+        ours, theirs = [await asyncio.open_unix_connection(sock=end) for end in socket.socketpair()]
+        self._swarm[peer, name](Stream(self._peer, *theirs))
+        return Stream(peer, *ours)
+
+    async def serve(self, name: str, accept: Accept) -> None:
+        self._swarm[self._peer, name] = accept
+
+    async def stop_serving(self, name: str) -> None:
+        del self._swarm[self._peer, name]
+
+
+async def test_a_node_serves_and_dials_over_libp2p_too(world: World, tmp_path: Path) -> None:
+    swarm: dict[tuple[str, str], Accept] = {}
+    one, two = (
+        replace(peer.client, streams=MemoryStreams(swarm, peer.id))
+        for peer in (Peer(world, block, tmp_path / str(block)) for block in (0, 1))
+    )
+    with StateDirectory(tmp_path / "state") as state:
+        config = NodeConfig(state_dir=tmp_path, host="127.0.0.1")
+        node = Node(config, one, state, 0, cast(Any, SimpleNamespace(device="cpu")))
+        await node.server.start()
+        link = await two.dial(HopAddress(peer=one.identity.peer, host="127.0.0.1", port=1), "transfer")
+        assert link.via == "libp2p"
+        await link.send(Want(group="block-0", version=9))
+        assert await link.receive(10) == Error(code=ErrorCode.NOT_FOUND)
+        await link.close()
+        await node.server.stop()
+    assert not swarm
 
 
 def reporter(peer: Peer) -> Reporter:

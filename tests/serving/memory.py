@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import secrets
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from spheroid_node.model.composed import ComposedModel, Hop
 from spheroid_node.run import INTERFACE_GROUP, ModelSpec, RunSpec, block_group
+from spheroid_node.serving.engine import for_serving
+from spheroid_node.serving.finding import ChainFinder
 from spheroid_node.serving.hop import HopService
-from spheroid_node.serving.remote import Generation, RemoteChain, find_chain
+from spheroid_node.serving.remote import Generation, RemoteChain
 from spheroid_node.serving.sessions import Limits
 from spheroid_node.wire.codes import WireError
 from spheroid_node.wire.frames import HEADER, encode_frame, unpack
-from spheroid_node.wire.messages import Error, HopAddress, Message, Open, Opened, decode
+from spheroid_node.wire.messages import Error, HopAddress, Message, Open, Opened, Via, decode
 from spheroid_node.wire.records import HeldVersion, NodeRecord
 
 DEADLINE = 20.0
@@ -30,6 +33,7 @@ class MemoryLink:
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
+        self.via: Via = "tcp"
         self.other: MemoryLink | None = None
         self.inbox: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.closed = False
@@ -71,7 +75,7 @@ class Models:
     """A model source that holds one version of a model's block."""
 
     def __init__(self, model: ComposedModel, block: int) -> None:
-        self.hop = model.hop(block)
+        self.hop = for_serving(copy.deepcopy(model).hop(block))
         self.held = (3, 7)  # block version, interface version
 
     def hop_model(self, block_version: int, interface_version: int) -> Hop | None:
@@ -166,15 +170,20 @@ class Swarm:
 
     async def chain(self, seed: int = 0, temperature: float = 0.0, logits: bool = False) -> RemoteChain:
         generation = Generation(seed, temperature, logits)
-        return await find_chain(self.directory, self.run, self.network.dial, generation, retry_seconds=0.01)
+        return await self.finder(generation).open()
 
-    async def session(self, peer: str, **changes: Any) -> tuple[MemoryLink, bytes]:
+    def finder(self, generation: Generation, **options: Any) -> ChainFinder:
+        return ChainFinder(
+            self.directory, self.run, self.network.dial, generation, retry_seconds=0.01, **options
+        )
+
+    async def session(self, peer: str, name: bytes | None = None, **changes: Any) -> tuple[MemoryLink, bytes]:
         """A session opened by hand at one node: the client's end of the connection, and its name."""
         link = await self.network.dial(HopAddress(peer=peer, host="memory", port=1))
-        name = secrets.token_bytes(16)
+        name = name or secrets.token_bytes(16)
         await link.send(opening(name, **changes))
         answer = await link.receive(DEADLINE)
-        assert answer == Opened(session=name)
+        assert isinstance(answer, Opened) and answer.session == name
         return link, name
 
 
@@ -206,11 +215,14 @@ def held(group: str, version: int, digest: bytes = DIGEST) -> HeldVersion:
     return HeldVersion(group=group, version=version, digest=digest)
 
 
-def small_model(blocks: int = 3, window: int = 24, **learning: Any) -> ComposedModel:
+def small_model(
+    blocks: int = 3, window: int = 24, states: Literal["fp16", "int8"] = "fp16", **learning: Any
+) -> ComposedModel:
     """A model with parameters that are far from zero everywhere, so that every input matters."""
     run = RunSpec(
         name="serving",
         model=ModelSpec(blocks=blocks, layers=2, width=16, heads=2, window=window),
+        states=states,
         learning=learning,  # type: ignore[arg-type]
     )
     generator = torch.Generator().manual_seed(5)

@@ -13,9 +13,10 @@ from spheroid_node.net.identity import Identity, ephemeral_identity
 from spheroid_node.net.links import Link, LinkServer, Traffic, dial
 from spheroid_node.serving.chain import ChainLost
 from spheroid_node.serving.decoders import autoregressive
+from spheroid_node.serving.finding import ChainFinder
 from spheroid_node.serving.hop import HopService
 from spheroid_node.serving.local import LocalChain
-from spheroid_node.serving.remote import Generation, RemoteChain, find_chain
+from spheroid_node.serving.remote import Generation, RemoteChain
 from spheroid_node.wire.codes import ErrorCode
 from spheroid_node.wire.messages import HopAddress
 from spheroid_node.wire.records import NodeRecord
@@ -53,7 +54,7 @@ class Loopback:
 
     async def chain(self, seed: int, temperature: float) -> RemoteChain:
         client = self._dialler(ephemeral_identity(), self.traffic)
-        return await find_chain(self, RUN, client, Generation(seed, temperature, logits=True))
+        return await ChainFinder(self, RUN, client, Generation(seed, temperature, logits=True)).open()
 
     def _dialler(self, identity: Identity, traffic: Traffic):  # type: ignore[no-untyped-def]
         async def hop(address: HopAddress) -> Link:

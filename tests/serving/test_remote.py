@@ -10,8 +10,8 @@ from spheroid_node.errors import BlockWithoutReplica, ChainFailed
 from spheroid_node.serving.chain import ChainLost
 from spheroid_node.serving.sessions import Limits
 from spheroid_node.wire.codes import ErrorCode
-from spheroid_node.wire.messages import Result
-from tests.serving.memory import DEADLINE, MakeSwarm, node_record, until
+from spheroid_node.wire.messages import HopAddress, Result
+from tests.serving.memory import DEADLINE, MakeSwarm, MemoryLink, node_record, until
 
 
 async def test_a_block_without_replica_is_named(make_swarm: MakeSwarm) -> None:
@@ -113,4 +113,19 @@ async def test_a_sweep_that_is_given_up_leaves_the_chain_in_order(make_swarm: Ma
     given_up.cancel()
     await asyncio.gather(given_up, return_exceptions=True)
     assert (await chain.sweep(0, b"A river")).position == 7
+    await chain.close()
+
+
+async def test_a_chain_knows_how_each_of_its_links_travels(make_swarm: MakeSwarm) -> None:
+    swarm = make_swarm()
+    dial = swarm.network.dial_from_hop
+
+    async def over_libp2p(address: HopAddress) -> MemoryLink:
+        link = await dial(address)
+        link.via = "libp2p" if address.peer == "hop-2" else "tcp"
+        return link
+
+    swarm.node("hop-1").service._dial = over_libp2p
+    chain = await swarm.chain()
+    assert chain.ways == ("tcp", "tcp", "libp2p", "tcp")
     await chain.close()

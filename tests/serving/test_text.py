@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from itertools import pairwise
 
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from spheroid_node.errors import PromptInvalid
 from spheroid_node.serving.chain import Sweep
 from spheroid_node.serving.prompts import prompt_bytes
-from spheroid_node.serving.stats import MeasuredChain
+from spheroid_node.serving.stats import Measure
 from spheroid_node.serving.steps import Piece, positions_per_step, split
 from spheroid_node.serving.utf8 import Utf8Stream
 from spheroid_node.wire.frames import MAX_FRAME
@@ -56,14 +56,14 @@ def test_pieces_cover_a_step_in_order(tokens: bytes, masked: int, data: st.DataO
     step = Piece(5, tokens, masked, data.draw(st.integers(1, len(tokens) + masked)))
     pieces = [*split(step, size)]
     position, decided = 5, []
-    for piece, wanted in pieces:
+    for piece in pieces:
         assert piece.position == position and piece.tokens and piece.count <= size
-        assert 1 <= piece.decide <= piece.count and wanted in (0, piece.decide)
+        assert 0 <= piece.decide <= piece.count
         position = piece.end
-        decided += [*range(piece.first_decided, piece.end + 1)][: wanted or None] if wanted else []
+        decided += [*range(piece.first_decided, piece.end + 1)]
     assert position == step.end
-    assert b"".join(piece.tokens for piece, _ in pieces) == tokens
-    assert [piece.masked for piece, _ in pieces] == [0] * (len(pieces) - 1) + [masked]
+    assert b"".join(piece.tokens for piece in pieces) == tokens
+    assert [piece.masked for piece in pieces] == [0] * (len(pieces) - 1) + [masked]
     assert decided == [*range(step.first_decided, step.end + 1)]
 
 
@@ -84,14 +84,20 @@ async def test_statistics() -> None:
         async def sweep(self, position: int, tokens: bytes, masked: int = 0, decide: int = 1) -> Sweep:
             return Sweep(position + len(tokens), b"xy", None, (0.25, 0.75))
 
+        async def write(
+            self, position: int, tokens: bytes, count: int, drafts: int = 0
+        ) -> AsyncIterator[Sweep]:
+            for line in (0, 0, 1):
+                yield Sweep(position, b"z", None, (0.25, 0.75), line)
+
         async def close(self) -> None: ...
 
-    ticks: Iterator[float] = iter([10.0, 11.0, 14.0])
-    chain = MeasuredChain(Chain(), clock=lambda: next(ticks))
-    assert chain.stats.bytes_per_sweep == 0 and chain.stats.seconds_per_hop == []
+    ticks: Iterator[float] = iter([10.0, 11.0, 14.0, 15.0, 16.0, 17.0])
+    measure = Measure(clock=lambda: next(ticks))
+    chain, stats = measure.chain(Chain()), measure.stats
+    assert stats.bytes_per_sweep == 0 and stats.seconds_per_hop == []
     await chain.sweep(0, b"abc")
     await chain.sweep(3, b"x")
-    stats = chain.stats
     assert (stats.sweeps, stats.bytes, stats.first_byte, stats.total) == (2, 4, 1.0, 4.0)
     assert stats.seconds_per_hop == [0.25, 0.75]
     assert stats.lines() == [
@@ -99,3 +105,5 @@ async def test_statistics() -> None:
         "2 sweeps, 2.00 bytes a sweep",
         "compute a hop and sweep: 250.0 · 750.0 ms",
     ]
+    assert [sweep.line async for sweep in chain.write(4, b"y", 3)] == [0, 0, 1]
+    assert (stats.sweeps, stats.bytes) == (4, 7)  # a line is one sweep in however many pieces

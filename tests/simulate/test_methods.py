@@ -174,6 +174,23 @@ def test_it_learns_on_just_so_many_tokens_and_again_the_same(method: Method, tex
     assert (reports[-1].bytes_moved == 0) == method.alone
 
 
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_each_method_masks_what_the_run_masks(method: Method, text: Text) -> None:
+    training = TrainingSpec(local_steps=8, batch=4, mask_suffix=0.5)
+    digests = set()
+    for run in (
+        tiny_run(training=training),
+        tiny_run(training=training.model_copy(update={"mask_suffix": 0.0})),
+    ):
+        swarm = swarm_of(method, text, run)
+        list(swarm.play(2))
+        for worker in swarm.workers:
+            assert isinstance(worker.learner, LocalTrainer)
+            assert (worker.learner._draw().masked_BT is None) == (run.training.mask_suffix == 0)
+        digests.add(swarm.digest())
+    assert len(digests) == 2
+
+
 @pytest.mark.parametrize("name", ["end-to-end", "one-block"])
 def test_a_worker_alone_is_a_bare_trainer(name: str, text: Text) -> None:
     swarm = swarm_of(METHODS[name], text)

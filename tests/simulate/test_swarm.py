@@ -304,3 +304,15 @@ def test_a_chain_is_put_together_of_versions_that_belong_together(text: Text) ->
     assert flatten(model.blocks[2]).tobytes() == swarm.version("block-2").vector.tobytes()
     assert swarm.version("block-0", 2).base.version == 3
     assert swarm.version("block-0", 99).base.version == 2  # no more are kept than may be needed
+
+
+@pytest.mark.parametrize("learning", [{}, {"staggered": False}, {"conditioning": "context"}])
+def test_the_versions_that_belong_together_make_the_model(text: Text, learning: dict[str, Any]) -> None:
+    swarm, _ = play(text, run=tiny_run(learning=learning, interface="frozen"))
+    parts = swarm.together()
+    lagging = 1 if not learning else 0
+    assert {group: part.base.version for group, part in parts.items()} == {
+        "block-0": 3 - lagging, "block-1": 3
+    }  # fmt: skip
+    for block, part in enumerate(parts.values()):
+        np.testing.assert_array_equal(flatten(swarm.model().blocks[block]), part.vector)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -12,13 +13,18 @@ import numpy as np
 import pytest
 
 from spheroid_node.model import ComposedModel, load
-from spheroid_node.node.client import swarm_client
+from spheroid_node.net.directory import Directory
+from spheroid_node.node.client import Client, chain_finder, swarm_client
 from spheroid_node.node.snapshot import collect
 from spheroid_node.serving.decoders import autoregressive, one_sweep
+from spheroid_node.serving.finding import ChainFinder, write_on
 from spheroid_node.serving.local import LocalChain
-from spheroid_node.serving.remote import Generation, find_chain
+from spheroid_node.serving.ports import NodeDirectory
+from spheroid_node.serving.remote import Generation
+from spheroid_node.serving.routes import Versions
+from spheroid_node.wire.records import NodeRecord
 
-from .conftest import Swarm, wait_for
+from .conftest import Node, Swarm, wait_for
 
 PROMPTS = [b"The class statement ", b"import a", "Σ and é ".encode()]
 
@@ -70,12 +76,7 @@ def test_logits_and_text_of_three_processes_equal_those_of_one(
         async with swarm_client(resting.config()) as client:
             for seed, temperature in ((0, 0.0), (5, 0.9)):
                 for prompt in PROMPTS:
-                    remote = await find_chain(
-                        client.directory,
-                        client.run,
-                        lambda address: client.dial(address, "hop"),
-                        Generation(seed=seed, temperature=temperature, logits=True),
-                    )
+                    remote = await chain_finder(client, Generation(seed, temperature, logits=True)).open()
                     local = LocalChain(exported, seed, temperature, logits=True)
                     assert len(remote.route.hops) == 3
                     theirs = await remote.sweep(0, prompt, decide=len(prompt))
@@ -105,7 +106,7 @@ def test_logits_and_text_of_three_processes_equal_those_of_one(
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("decoder", ["autoregressive", "one-sweep"])
+@pytest.mark.parametrize("decoder", ["speculative", "autoregressive", "one-sweep"])
 def test_the_generate_command_prints_what_the_exported_model_says(
     resting: Swarm, exported: ComposedModel, decoder: str
 ) -> None:
@@ -113,7 +114,7 @@ def test_the_generate_command_prints_what_the_exported_model_says(
         chain = LocalChain(exported, 3, 0.7)
         decode = (
             autoregressive(chain, PROMPTS[0], 60)
-            if decoder == "autoregressive"
+            if decoder != "one-sweep"
             else one_sweep(chain, PROMPTS[0], 60, resting.run.model.window)
         )
         return b"".join([piece async for piece in decode])
@@ -130,8 +131,6 @@ def test_the_generate_command_prints_what_the_exported_model_says(
 
 @pytest.mark.timeout(200)
 def test_status_shows_every_replica_and_version(resting: Swarm) -> None:
-    import json
-
     done = resting.command("status", "--json")
     assert done.returncode == 0, done.stderr
     shown = json.loads(done.stdout)
@@ -145,8 +144,6 @@ def test_status_shows_every_replica_and_version(resting: Swarm) -> None:
 
 @pytest.mark.timeout(200)
 def test_eval_measures_the_swarm(resting: Swarm, exported: ComposedModel) -> None:
-    import json
-
     from spheroid_node.training.evaluation import from_noise
     from spheroid_node.training.text import held_out_windows, load_text
 
@@ -156,3 +153,71 @@ def test_eval_measures_the_swarm(resting: Swarm, exported: ComposedModel) -> Non
     expected = from_noise(exported, held_out_windows(text.held_out, 8, resting.run.model.window))
     assert json.loads(done.stdout)["ce"] == pytest.approx(expected.ce_readout, abs=1e-5)
     assert expected.ce_readout < 5.0
+
+
+# Last, since a killed node is remembered for a while.
+
+
+class WhileItLives:
+    """A directory that knows no other replica of a node's block, as long as that one lives."""
+
+    def __init__(self, directory: Directory, node: Node) -> None:
+        self._directory, self._node = directory, node
+
+    async def nodes(self, block: int) -> dict[str, NodeRecord]:
+        found = await self._directory.nodes(block)
+        if block != self._node.block or self._node.child.process.poll() is not None:
+            return found
+        own = self._node.started["peer"]
+        return {peer: record for peer, record in found.items() if peer == own}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("block", [0, 1, 2])
+def test_a_hop_killed_in_the_middle_of_a_text_does_not_show_in_it(resting: Swarm, block: int) -> None:
+    mortal = resting.join(block, f"mortal-{block}")
+    resting.nodes.remove(mortal)
+    mortal.wait_for("trainer.started")
+    os.kill(mortal.trainer_pid, signal.SIGSTOP)  # it need not train
+    mortal.wait_for("node.started")
+
+    def kill(text: bytes) -> None:
+        if len(text) >= 32 and mortal.child.process.poll() is None:
+            mortal.signal(signal.SIGKILL)
+            mortal.child.process.wait()
+
+    async def write(client: Client, directory: NodeDirectory, versions: Versions | None) -> ChainFinder:
+        finder = ChainFinder(
+            directory, client.run, lambda address: client.dial(address, "hop"), Generation(11, 0.8)
+        )
+        finder.versions = versions
+        texts.append(b"")
+        async for decided in write_on(finder, "speculative", client.run, PROMPTS[0], 120):
+            texts[-1] += decided
+            if versions is None:
+                kill(texts[-1])
+        return finder
+
+    async def compare() -> None:
+        async with swarm_client(resting.config()) as client:
+            disturbed = await write(client, WhileItLives(client.directory, mortal), None)
+            quiet = await write(client, client.directory, disturbed.versions)
+            assert quiet.versions == disturbed.versions
+            assert (disturbed.found, quiet.found) == (2, 1)
+
+    texts: list[bytes] = []
+    try:
+        wait_for("its record", lambda: _is_known(resting, mortal) or None)
+        asyncio.run(compare())
+    finally:
+        if mortal.child.process.poll() is None:
+            os.killpg(mortal.pid, signal.SIGKILL)
+    assert texts[0] == texts[1] and len(texts[0]) == 120
+
+
+def _is_known(swarm: Swarm, node: Node) -> bool:
+    shown = json.loads(swarm.command("status", "--json").stdout)
+    return any(
+        replica["peer"] == node.started["peer"] and replica["state"] == "online"
+        for replica in shown["replicas"]
+    )

@@ -41,6 +41,7 @@ def make(
     interface: str = "shared",
     mixer: str = "attention",
     compression: str = "fp16",
+    mask_suffix: float = 0.0,
     **learning: object,
 ) -> RunSpec:
     model = {"blocks": blocks, "layers": layers, "width": width, "heads": 4, "window": window, "mixer": mixer}
@@ -48,7 +49,7 @@ def make(
         name="planned",
         model=ModelSpec.model_validate(model),
         learning=LearningSpec.model_validate(learning),
-        training=TrainingSpec(batch=batch),
+        training=TrainingSpec(batch=batch, mask_suffix=mask_suffix),
         round=RoundSpec.model_validate({"compression": compression}),
         interface="frozen" if interface == "frozen" else "shared",
     )
@@ -76,6 +77,7 @@ CASES = {
     "looks ahead from block 0": (make(192, layers=2, window=64, lookahead=0.5), 0, "float32"),
     "deeper than is run": (make(48, layers=11), 1, "float32"),
     "mlp": (make(128, layers=2, window=64, batch=8, mixer="mlp"), 1, "float32"),
+    "masked": (make(64, window=64, batch=8, mask_suffix=0.5, lookahead=0.5), 1, "float32"),
     "bfloat16": (make(192, layers=2, window=64, batch=8), 1, "bf16"),
     "bfloat16, looks ahead": (make(192, window=64, batch=8, lookahead=0.5), 1, "bf16"),
 }

@@ -126,6 +126,27 @@ def test_any_fields_give_an_array_or_a_wire_error(fields: Any, shape: tuple[int 
         assert error.code is ErrorCode.MALFORMED
 
 
+@given(
+    st.integers(1, 4), st.integers(1, 9), st.integers(0, 2**32 - 1), st.sampled_from([0.0, 1e-30, 1.0, 1e30])
+)
+def test_int8_rows_are_off_by_half_a_scale_at_most(rows: int, width: int, seed: int, size: float) -> None:
+    array = (size * np.random.default_rng(seed).standard_normal((rows, width))).astype(np.float32)
+    fields = unpack(pack(pack_tensor(array, "int8")))
+    assert len(fields["data"]) == rows * (4 + width)
+    again = unpack_tensor(fields, (rows, width))
+    scale = np.maximum(np.abs(array).max(axis=1, keepdims=True) / 127, np.finfo(np.float32).tiny)
+    assert (np.abs(again.astype(np.float64) - array) <= 0.500001 * scale).all()
+    with pytest.raises(WireError, match="malformed"):
+        unpack_tensor(fields | {"data": fields["data"][:-1]}, (rows, width))
+    with pytest.raises(WireError, match="malformed"):
+        unpack_tensor(fields | {"shape": [rows * width]}, (None,))
+
+
+def test_fp16_tensors_clamp() -> None:
+    array = np.array([[1e9, -1e9, 0.5]])
+    assert unpack_tensor(pack_tensor(array, "fp16"), (1, 3)).tolist() == [[65504, -65504, 0.5]]
+
+
 @given(st.lists(floats32, max_size=50), st.sampled_from(["float32", "fp16"]))
 def test_vectors_come_back(values: list[float], dtype: str) -> None:
     vector = np.array(values, dtype=np.float32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,11 +20,11 @@ from spheroid_node.cli.generate import Request, write
 from spheroid_node.config import LOOPBACK, NodeConfig
 from spheroid_node.errors import DemoFailed
 from spheroid_node.node.bootstrap import JOIN_FILE
-from spheroid_node.node.client import Client, fetch_model, swarm_client
+from spheroid_node.node.client import Client, chain_finder, fetch_model, swarm_client
 from spheroid_node.node.snapshot import Curve, Snapshot, collect
 from spheroid_node.rounds.slots import Slots
 from spheroid_node.run import RunSpec
-from spheroid_node.serving.remote import Generation, find_chain
+from spheroid_node.serving.remote import Generation
 from spheroid_node.serving.stats import GenerationStats
 from spheroid_node.training.checkpoint import export_model
 
@@ -193,18 +194,10 @@ class Session:
 
     async def _speak(self, client: Client) -> GenerationStats:
         """Print the prompt and what the chain makes of it, as it comes."""
-        request = Request(self._plan.prompt, self._plan.length, SEED, TEMPERATURE, "autoregressive")
-        chain = await find_chain(
-            client.directory,
-            client.run,
-            lambda address: client.dial(address, "hop"),
-            Generation(request.seed, request.temperature),
-        )
-        try:
-            click.echo(request.prompt, nl=False)
-            return await write(client.run, chain, request)
-        finally:
-            await chain.close()
+        request = Request(self._plan.prompt, self._plan.length, SEED, TEMPERATURE, "speculative")
+        finder = chain_finder(client, Generation(request.seed, request.temperature))
+        click.echo(request.prompt, nl=False)
+        return await write(client.run, finder, request, sys.stdout.buffer)
 
     # --- stopping ---------------------------------------------------------------------------------
 
