@@ -12,9 +12,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.wan import Wan
-
 from benchmarks.hop import LOOPBACK
+from benchmarks.wan import Wan
 from spheroid_node.net.identity import ephemeral_identity
 from spheroid_node.net.links import Link, Traffic, dial
 from spheroid_node.run import INTERFACE_GROUP, RunSpec, block_group

@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.wan import Wan
-
 from benchmarks.chain import Swarm, Timed, swarm_of
 from benchmarks.hop import LOOPBACK
+from benchmarks.wan import Wan
 from spheroid_node.serving.decoders import DecoderName
 
 COUNT = 128
