@@ -1,21 +1,11 @@
 import json
 import logging
-from collections.abc import Iterator
 
 import pytest
 import structlog
 from structlog.typing import EventDict
 
 from spheroid_node.cli.logging_setup import set_up_logging
-
-
-@pytest.fixture(autouse=True)
-def restore() -> Iterator[None]:
-    handlers, level = logging.root.handlers[:], logging.root.level
-    yield
-    structlog.reset_defaults()
-    logging.root.handlers[:] = handlers
-    logging.root.setLevel(level)
 
 
 def test_json_is_one_object_a_line_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
