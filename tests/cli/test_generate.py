@@ -1,6 +1,7 @@
 """``generate`` on an exported model, and its answers to wrong prompts."""
 
 import asyncio
+import logging
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from spheroid_node.cli import generate
+from spheroid_node.cli.logging_setup import set_up_logging
 from spheroid_node.errors import BlockWithoutReplica, GenerationEndedEarly, PromptInvalid, SpheroidError
 from spheroid_node.model import load
 from spheroid_node.model.composed import ComposedModel
@@ -147,6 +149,7 @@ async def test_a_lost_chain_ends_with_what_there_is(
         def lost(self, chain: Dying, error: ChainLost) -> None:
             assert error.block == 1
 
+    set_up_logging("auto", level=logging.WARNING)  # as the command does
     request = generate.Request(b"abc", 9, 0, 0.0, "autoregressive")
     with pytest.raises(GenerationEndedEarly, match="after 3 bytes: No live replica of block 1") as ended:
         await generate.write(model.run, Source(), request, sys.stdout.buffer)
