@@ -2,8 +2,8 @@
 
 Serving computes in float64. Kernels add up in another order when they are given one position or many, one
 text or several, on this processor or that one; what float32 makes of that now and then turns the decision
-between two bytes that are nearly as likely. In float64 such differences are 10⁹ times smaller, so the text is
-the same whatever the route, the decoder and the company it is computed in.
+between two bytes that are nearly as likely. In float64 such differences are 5·10⁸ times smaller, so the text
+is the same whatever the route, the decoder and the company it is computed in.
 """
 
 from __future__ import annotations
@@ -62,8 +62,7 @@ def positions_per_step(run: RunSpec) -> int:
 
 
 def split(piece: Piece, size: int) -> Iterator[Piece]:
-    """``piece`` in pieces of at most ``size`` positions; those before the first wanted position decide
-    nothing.
+    """``piece`` in pieces of at most ``size`` positions; those before the first wanted one decide nothing.
 
     Raises :class:`ValueError` if the masked positions do not fit in one piece after a known byte.
     """
