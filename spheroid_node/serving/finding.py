@@ -55,6 +55,7 @@ class ChainFinder:
         self._patience, self._waiting = patience, waiting
         self._retry_seconds, self._clock = retry_seconds, clock
         self._avoid = Avoid()
+        self._failure = ""
         self.versions: Versions | None = None
         """What the text was begun with; None before the first chain."""
         self.chain: RemoteChain | None = None
@@ -88,8 +89,6 @@ class ChainFinder:
             log.info("chain.retried", cause=failure)
             await asyncio.sleep(min(pause, max(left, 0.01)))
             pause = min(2 * pause, LONGEST_RETRY)
-
-    _failure = ""
 
     async def _attempt(self) -> RemoteChain:
         run, blocks = self._run, range(self._run.model.blocks)

@@ -336,7 +336,7 @@ class HopService:
 
     async def _write(self, session: Session, asked: Write) -> None:
         if session.opening.next is None:
-            await self._write_alone(session, asked)
+            await _unless_ended(session, self._write_alone(session, asked))
             return
         if session.opening.last is None:
             raise WireError(ErrorCode.UNEXPECTED, "the session was opened without a way for the results")

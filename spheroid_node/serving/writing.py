@@ -37,13 +37,8 @@ class Writer:
         step_limit: int,
         patience: float,
     ) -> None:
-        self._asked, self._compute, self._send, self._results, self._pace = (
-            asked,
-            compute,
-            send,
-            results,
-            pace,
-        )
+        self._asked, self._compute, self._send = asked, compute, send
+        self._results, self._pace = results, pace
         self._step_limit, self._patience = step_limit, patience
         self._text = bytearray(asked.tokens)
         """Known bytes from ``asked.position`` on, then drafts."""

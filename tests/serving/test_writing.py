@@ -319,6 +319,21 @@ async def test_nothing_is_written_without_a_way_for_the_results(make_swarm: Make
     assert message.code is ErrorCode.UNEXPECTED  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("blocks", [1, 3])
+async def test_a_hop_that_leaves_ends_a_long_text_at_once(make_swarm: MakeSwarm, blocks: int) -> None:
+    swarm = make_swarm(small_model(blocks=blocks))
+    chain = await swarm.chain()
+    writing = chain.write(0, PROMPT, 8000)
+    await anext(writing)
+    await swarm.node("hop-0").service.stop()
+    with pytest.raises(ChainLost) as lost:
+        async with asyncio.timeout(DEADLINE):
+            async for _ in writing:
+                pass
+    assert lost.value.code is ErrorCode.LEAVING
+    await chain.close()
+
+
 async def test_the_client_that_vanishes_ends_its_sessions_everywhere(make_swarm: MakeSwarm) -> None:
     swarm = make_swarm()
     chain = await swarm.chain()
