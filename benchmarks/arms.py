@@ -114,15 +114,14 @@ def _play_apart(table: str, arm: Arm, seed: int, text: Path) -> None:
     print(f"{table} {arm.name} seed {seed}: CE {ce:.4f} in {time.monotonic() - begun:.0f} s", flush=True)
 
 
-def play_here(arm: Arm, seed: int, text_folder: Path) -> dict[str, Any]:
-    """One arm and one seed, in this process."""
+def prepared(arm: Arm, seed: int, text_folder: Path) -> tuple[Any, int]:
+    """The simulator's swarm of an arm and seed before its first round, and the number of its rounds."""
     import torch
 
     from spheroid_node.simulate.methods import METHODS, rounds_for, tokens_a_round
     from spheroid_node.simulate.regime import REGIMES
     from spheroid_node.simulate.swarm import Swarm
-    from spheroid_node.training.diagnosis import diagnose
-    from spheroid_node.training.text import held_out_windows, load_text
+    from spheroid_node.training.text import load_text
 
     torch.set_num_threads(1)
     text = load_text(
@@ -130,7 +129,6 @@ def play_here(arm: Arm, seed: int, text_folder: Path) -> dict[str, Any]:
     )
     method, workers = METHODS[arm.method], arm.replicas * arm.run.model.blocks
     tokens = arm.tokens - arm.tokens % tokens_a_round(method, arm.run, workers)
-    rounds = rounds_for(method, arm.run, workers, tokens)
     swarm = Swarm(
         method.scheduled(arm.run, workers),
         text,
@@ -142,6 +140,15 @@ def play_here(arm: Arm, seed: int, text_folder: Path) -> dict[str, Any]:
         precision=arm.precision,
         compiled=True,
     )
+    return swarm, rounds_for(method, arm.run, workers, tokens)
+
+
+def play_here(arm: Arm, seed: int, text_folder: Path) -> dict[str, Any]:
+    """One arm and one seed, in this process."""
+    from spheroid_node.training.diagnosis import diagnose
+    from spheroid_node.training.text import held_out_windows
+
+    swarm, rounds = prepared(arm, seed, text_folder)
     begun, curve, accepted, expected = time.monotonic(), [], 0, 0
     for report in swarm.play(rounds, evaluate_every=max(1, rounds // EVALUATIONS)):
         accepted, expected = accepted + report.accepted, expected + report.expected
@@ -155,7 +162,7 @@ def play_here(arm: Arm, seed: int, text_folder: Path) -> dict[str, Any]:
                 }
             )
     model = swarm.model()
-    found = diagnose(model, held_out_windows(text.held_out, WINDOWS, arm.run.model.window))
+    found = diagnose(model, held_out_windows(swarm.text.held_out, WINDOWS, arm.run.model.window))
     return {
         "arm": arm.name,
         "seed": seed,

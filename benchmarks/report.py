@@ -9,11 +9,20 @@ import platform
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Found:
+    """Rows of a table, and what of them is a headline."""
+
+    rows: list[dict[str, Any]]
+    headline: dict[str, float]
 
 
 def machine() -> str:

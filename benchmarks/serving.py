@@ -1,11 +1,9 @@
 """How fast a chain writes over slow links, and that its text is the same as one byte a sweep.
 
-    python -m benchmarks.serving --model DIR --mean DIR --judge DIR --data DATA
+    python -m benchmarks.serving --models DIR --data DATA
 
-DIR are models exported by ``simulate --export``: three blocks that read out the last block's prediction, the
-same that read out the mean, and a transformer of full depth trained end to end, which judges texts.
-Everything that is compared runs in turns in one run. ``--only`` measures some of the tables; the others stay
-as they are.
+DIR is what :mod:`benchmarks.serving_models` has written. Everything that is compared runs in turns, in one
+run. ``--only`` measures some of the tables; the others stay as they are.
 """
 
 from __future__ import annotations
@@ -20,9 +18,10 @@ from typing import Any
 
 import uvloop
 
+from benchmarks import hop_cost
 from benchmarks import serving_tables as tables
 from benchmarks.arms import unpack
-from benchmarks.report import RESULTS, write_result
+from benchmarks.report import RESULTS, Found, write_result
 
 PROMPT = 64
 """Bytes of a prompt."""
@@ -37,10 +36,11 @@ def prompts(data: Path, count: int) -> list[bytes]:
     return [text[start : start + PROMPT] for start in starts]
 
 
-TABLES: dict[str, Callable[[argparse.Namespace, list[bytes]], Awaitable[tables.Found]]] = {
+TABLES: dict[str, Callable[[argparse.Namespace, list[bytes]], Awaitable[Found]]] = {
     "drafts": tables.drafts,
     "delays": tables.delays,
-    "hop": tables.hop_cost,
+    "one_sweep": tables.one_sweep,
+    "hop": hop_cost.table,
     "failover": tables.failover,
     "sessions": tables.sessions,
 }
@@ -66,11 +66,9 @@ async def main(asked: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--mean", type=Path, required=True)
-    parser.add_argument("--judge", type=Path, required=True)
+    parser.add_argument("--models", type=Path, required=True)
     parser.add_argument("--data", required=True)
-    parser.add_argument("--prompts", type=int, default=70, help="for the table of drafts, a temperature")
+    parser.add_argument("--prompts", type=int, default=40, help="where nothing is timed, a temperature")
     parser.add_argument("--trials", type=int, default=5, help="of each thing that is timed")
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--only", nargs="+", choices=[*TABLES])

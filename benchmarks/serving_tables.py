@@ -5,69 +5,80 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import ssl
 import statistics
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.chain import Swarm, Timed, swarm_of
 from benchmarks.hop import LOOPBACK
+from benchmarks.report import Found
 from benchmarks.wan import Wan
-from spheroid_node.serving.decoders import DecoderName
+from spheroid_node.serving.decoders import DecoderName, autoregressive, decode
 
 COUNT = 128
-TEMPERATURES = {"t0": 0.0, "t07": 0.7, "t1": 1.0}
+TEMPERATURES = (0.0, 0.7, 1.0)
 DELAYS = (0.0, 0.010, 0.025, 0.050, 0.100)
 SESSIONS = (1, 4, 16, 64)
-DRAFTS = 32
+BRANCHES = 8
+"""Of a line of drafts."""
+AT_ONCE = 2
+"""Texts, where nothing is timed."""
 KILL_AT = 32
 DECODERS: tuple[DecoderName, ...] = ("autoregressive", "speculative", "one-sweep")
-
-
-@dataclass(frozen=True)
-class Found:
-    """Rows of a table, and what of them is a headline."""
-
-    rows: list[dict[str, Any]]
-    headline: dict[str, float]
 
 
 # --- bytes a sweep --------------------------------------------------------------------------------------
 
 
 async def drafts(asked: argparse.Namespace, prompts: Sequence[bytes]) -> Found:
-    """Bytes a sweep by drafts in a single line, and whether the text is that of one byte a sweep."""
-    from spheroid_node.model import load
-    from spheroid_node.serving.local import LocalChain
+    """Bytes a sweep over links of 25 ms, and whether the text is that of one byte a sweep."""
+    rows: list[dict[str, Any]] = []
+    for readout, directory in (("last", "chain"), ("mean", "mean")):
+        async with swarm_of(asked.models / directory) as swarm:
+            for temperature in TEMPERATURES:
+                expected = await _texts(swarm, prompts, temperature, None)
+                for branches in (0, BRANCHES):
+                    async with swarm.delayed(0.025):
+                        found = await _texts(swarm, prompts, temperature, branches)
+                    pairs = zip(found, expected, strict=True)
+                    row = {
+                        "readout": readout,
+                        "temperature": temperature,
+                        "branches": branches,
+                        "bytes_per_sweep": COUNT * len(found) / sum(sweeps for _, sweeps in found),
+                        "identical": sum(text == known for (text, _), (known, _) in pairs),
+                        "texts": len(found),
+                    }
+                    rows.append(row)
+                    print(row, flush=True)
+    headline = {}
+    for row in rows:
+        key = f"bytes_per_sweep_t{row['temperature']:g}".replace(".", "")
+        key += "_branches" if row["branches"] else ""
+        headline[key if row["readout"] == "mean" else f"{key}_last"] = round(row["bytes_per_sweep"], 3)
+    same, texts_in_all = (sum(row[field] for row in rows) for field in ("identical", "texts"))
+    return Found(rows, headline | {"identical_fraction": same / texts_in_all})
 
-    rows, headline, same, texts = [], {}, 0, 0
-    for readout, directory in (("last", asked.model), ("mean", asked.mean)):
-        model = load(directory)
-        for key, temperature in TEMPERATURES.items():
-            sweeps = written = equal = 0
-            for seed, prompt in enumerate(prompts):
-                fast, slow = LocalChain(model, seed, temperature), LocalChain(model, seed, temperature)
-                parts = [sweep.tokens async for sweep in fast.write(0, prompt, COUNT, DRAFTS)]
-                text, position, tokens = b"", 0, prompt
-                while len(text) < COUNT:
-                    sweep = await slow.sweep(position, tokens)
-                    position, tokens, text = sweep.position, sweep.tokens, text + sweep.tokens
-                sweeps, written = sweeps + len(parts), written + COUNT
-                equal += b"".join(parts) == text
-            same, texts = same + equal, texts + len(prompts)
-            row = {"readout": readout, "temperature": temperature, "bytes_per_sweep": written / sweeps}
-            rows.append(row | {"identical": equal, "texts": len(prompts)})
-            if readout == "mean":
-                headline[f"bytes_per_sweep_{key}"] = round(written / sweeps, 3)
-            else:
-                headline[f"bytes_per_sweep_{key}_last"] = round(written / sweeps, 3)
-    return Found(rows, headline | {"identical_fraction": same / texts})
+
+async def _texts(
+    swarm: Swarm, prompts: Sequence[bytes], temperature: float, branches: int | None
+) -> list[tuple[bytes, int]]:
+    """The text after each prompt and the sweeps it took; ``branches`` None: one byte a sweep."""
+    slots = asyncio.Semaphore(AT_ONCE)
+
+    async def one(seed: int, prompt: bytes) -> tuple[bytes, int]:
+        async with slots, swarm.chain(seed, temperature) as chain:
+            if branches is None:
+                return b"".join([part async for part in autoregressive(chain, prompt, COUNT)]), COUNT
+            sweeps = [sweep async for sweep in chain.write(0, prompt, COUNT, branches=branches)]
+            return b"".join(sweep.tokens for sweep in sweeps), len({sweep.line for sweep in sweeps})
+
+    return await asyncio.gather(*(one(seed, prompt) for seed, prompt in enumerate(prompts)))
 
 
 # --- time over slow links -------------------------------------------------------------------------------
@@ -77,10 +88,10 @@ async def delays(asked: argparse.Namespace, prompts: Sequence[bytes]) -> Found:
     """Seconds to 128 bytes by link delay, for each decoder and for a plain pipeline, in turns."""
     from spheroid_node.model import load
 
-    judge = load(asked.judge)
+    judge, mean = load(asked.models / "whole"), asked.models / "mean"
     rows: list[dict[str, Any]] = []
     medians: dict[tuple[float, str], float] = {}
-    async with swarm_of(asked.mean) as swarm:
+    async with swarm_of(mean) as swarm:
         for delay in DELAYS:
             found: dict[str, list[Timed]] = defaultdict(list)
             plain: list[float] = []
@@ -89,7 +100,7 @@ async def delays(asked: argparse.Namespace, prompts: Sequence[bytes]) -> Found:
                     prompt = prompts[trial]
                     for decoder in DECODERS:
                         found[decoder].append(await swarm.text(decoder, prompt, COUNT, trial, 0.7))
-                    plain.append(await plain_seconds(asked.mean, delay, prompt, trial, 0.7))
+                    plain.append(await plain_seconds(mean, delay, prompt, trial, 0.7))
                     same = found["autoregressive"][-1].text == found["speculative"][-1].text
                     if not same:
                         raise SystemExit(f"the text differs at a delay of {delay} s, trial {trial}")
@@ -123,6 +134,11 @@ def _speedups(medians: Mapping[tuple[float, str], float]) -> dict[str, float]:
 
 def judged(judge: Any, texts: Sequence[tuple[bytes, bytes]]) -> float:
     """Cross-entropy of the texts after their prompts under another model, nats a byte."""
+    return statistics.fmean(judged_by_place(judge, texts))
+
+
+def judged_by_place(judge: Any, texts: Sequence[tuple[bytes, bytes]]) -> list[float]:
+    """The same for the first byte after a prompt, the second, and so on: means over the texts."""
     import torch
     from torch.nn import functional as F
 
@@ -133,8 +149,37 @@ def judged(judge: Any, texts: Sequence[tuple[bytes, bytes]]) -> float:
             noise = torch.zeros(1, whole.shape[1] - 1, judge.run.model.width)
             _, log_probs_BTV = judge(whole[:, :-1], noise)
             wanted = whole[0, len(prompt) :]
-            losses.append(F.nll_loss(log_probs_BTV[0, len(prompt) - 1 :], wanted).item())
-    return statistics.fmean(losses)
+            losses.append(F.nll_loss(log_probs_BTV[0, len(prompt) - 1 :], wanted, reduction="none"))
+    means: list[float] = torch.stack(losses).mean(0).tolist()
+    return means
+
+
+async def one_sweep(asked: argparse.Namespace, prompts: Sequence[bytes]) -> Found:
+    """How good the text of one-sweep is, by the cross-entropy of a model of full depth; others beside it."""
+    from spheroid_node.model import load
+    from spheroid_node.serving.local import LocalChain
+
+    judge = load(asked.models / "whole")
+    cases: list[tuple[str, DecoderName, str]] = [
+        ("chain", "autoregressive", "one byte a sweep"),
+        ("chain", "one-sweep", "one-sweep"),
+        ("suffix", "one-sweep", "one-sweep, trained for it"),
+        ("suffix", "autoregressive", "one byte a sweep, trained for one-sweep"),
+    ]
+    rows = []
+    for temperature in TEMPERATURES:
+        for directory, decoder, what in cases:
+            model, texts = load(asked.models / directory), []
+            for seed, prompt in enumerate(prompts):
+                chain = LocalChain(model, seed, temperature)
+                parts = [part async for part in decode(decoder, model.run, chain, prompt, COUNT)]
+                texts.append((prompt, b"".join(parts)))
+            by_place = judged_by_place(judge, texts)
+            row = {"what": what, "temperature": temperature, "ce": statistics.fmean(by_place)}
+            row |= {"ce_first": by_place[0], "ce_first_8": statistics.fmean(by_place[:8])}
+            rows.append(row | {"texts": len(texts)})
+            print(row, flush=True)
+    return Found(rows, {})
 
 
 async def plain_seconds(model: Path, delay: float, prompt: bytes, seed: int, temperature: float) -> float:
@@ -181,68 +226,6 @@ async def _drive_plain(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
     return time.perf_counter() - began
 
 
-# --- what a hop costs -----------------------------------------------------------------------------------
-
-
-async def hop_cost(asked: argparse.Namespace, prompts: Sequence[bytes]) -> Found:
-    """What a hop adds to a byte beyond its block's computation, beside an echo of as many bytes."""
-    steps = 400
-    async with swarm_of(asked.model) as swarm:
-        waits, sizes = await _waits(swarm, prompts[0], steps)
-        echoes = {name: await _echo(name, sizes, steps) for name in ("tcp", "tls")}
-    hops = swarm.run.model.blocks
-    # A byte passes from the client through all hops and back: one link more than there are hops.
-    cost = statistics.median(waits) / (hops + 1)
-    one_way = {name: statistics.median(values) / 2 for name, values in echoes.items()}
-    rows = [
-        {"what": "a hop, beyond its computation", "ms": 1000 * cost},
-        {"what": "TCP echo, one way", "ms": 1000 * one_way["tcp"]},
-        {"what": "TLS echo, one way", "ms": 1000 * one_way["tls"]},
-    ]
-    headline = {
-        "hop_cost_ratio": round(cost / one_way["tls"], 3),
-        "hop_cost_ms": round(1000 * cost, 4),
-    }
-    return Found(rows, headline)
-
-
-async def _waits(swarm: Swarm, prompt: bytes, steps: int) -> tuple[list[float], int]:
-    """Seconds of each byte that no hop was computing, and the bytes of a state's frame."""
-    waits = []
-    async with swarm.chain(0, 0.7) as chain:
-        sweep = await chain.sweep(0, prompt)
-        for _ in range(steps):
-            began = time.perf_counter()
-            sweep = await chain.sweep(sweep.position, sweep.tokens)
-            waits.append(time.perf_counter() - began - sum(sweep.seconds))
-    return waits, 2 * 2 * swarm.run.model.width + 300
-
-
-async def _echo(kind: str, size: int, steps: int) -> list[float]:
-    """Seconds there and back of ``size`` bytes, between two processes."""
-    arguments = [sys.executable, "-m", "benchmarks.echo", kind, str(size)]
-    process = await asyncio.create_subprocess_exec(*arguments, stdout=asyncio.subprocess.PIPE)
-    assert process.stdout is not None
-    port = int(await process.stdout.readline())
-    try:
-        context = None
-        if kind == "tls":
-            context = ssl.create_default_context()
-            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        reader, writer = await asyncio.open_connection(LOOPBACK, port, ssl=context)
-        seconds, data = [], bytes(size)
-        for _ in range(steps):
-            began = time.perf_counter()
-            writer.write(data)
-            await reader.readexactly(size)
-            seconds.append(time.perf_counter() - began)
-        writer.close()
-    finally:
-        process.kill()
-        await process.wait()
-    return seconds
-
-
 # --- a hop that dies ------------------------------------------------------------------------------------
 
 
@@ -251,7 +234,7 @@ async def failover(asked: argparse.Namespace, prompts: Sequence[bytes]) -> Found
     from spheroid_node.serving.finding import write_on
 
     pauses, identical = [], 0
-    async with swarm_of(asked.model) as swarm:
+    async with swarm_of(asked.models / "chain") as swarm:
         for trial in range(asked.kills):
             prompt = prompts[trial % len(prompts)]
             expected = (await swarm.text("autoregressive", prompt, COUNT, trial, 0.7)).text
@@ -300,7 +283,7 @@ async def sessions(asked: argparse.Namespace, prompts: Sequence[bytes]) -> Found
     import psutil
 
     rows, headline = [], {}
-    async with swarm_of(asked.mean) as swarm:
+    async with swarm_of(asked.models / "mean") as swarm:
         for count in SESSIONS:
             totals, worst = [], []
             for trial in range(asked.trials):

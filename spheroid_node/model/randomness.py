@@ -50,7 +50,12 @@ def gumbel_noise(seed: int, position: int) -> Tensor:
 
 def decide(logits_V: Tensor, seed: int, position: int, temperature: float) -> int:
     """The byte at ``position``: the most likely at temperature 0, else a sample by the Gumbel-max rule."""
+    return int(scores(logits_V, seed, position, temperature).argmax())
+
+
+def scores(logits_V: Tensor, seed: int, position: int, temperature: float) -> Tensor:
+    """What decides the byte at ``position``, [256]: the logits, and at a temperature their Gumbel noise."""
     logits_V = logits_V.detach().double().cpu()
     if temperature > 0:
         logits_V = logits_V / temperature + gumbel_noise(seed, position)
-    return int(logits_V.argmax())
+    return logits_V

@@ -58,7 +58,10 @@ class Link:
 
     async def send(self, message: Message, timeout: float = SEND_TIMEOUT) -> None:
         """Send ``message``. Raises :class:`WireError` (too-large), :class:`LinkClosed`, TimeoutError."""
-        body = message.pack()
+        await self.send_body(message.pack(), timeout)
+
+    async def send_body(self, body: bytes, timeout: float = SEND_TIMEOUT) -> None:
+        """Send a message that is packed already. Raises as :meth:`send`."""
         if len(body) > MAX_FRAME:
             raise WireError(ErrorCode.TOO_LARGE, f"frame of {len(body)} bytes, limit {MAX_FRAME}")
         if self._writer.is_closing():
@@ -66,8 +69,9 @@ class Link:
         self._traffic.sent += HEADER.size + len(body)
         try:
             self._writer.write(HEADER.pack(len(body)) + body)
-            async with asyncio.timeout(timeout):
-                await self._writer.drain()
+            if self._writer.transport.get_write_buffer_size():  # else nothing can be waited for
+                async with asyncio.timeout(timeout):
+                    await self._writer.drain()
         except TimeoutError:
             raise
         except (OSError, RuntimeError) as error:  # uvloop: RuntimeError on a transport that just closed
@@ -78,18 +82,23 @@ class Link:
 
         Raises :class:`WireError` for what is no message, :class:`LinkClosed`, TimeoutError.
         """
+        if timeout is None:
+            return decode(await self.receive_body())
+        async with asyncio.timeout(timeout):
+            body = await self.receive_body()
+        return decode(body)
+
+    async def receive_body(self) -> bytes:
+        """The next message as it came. Raises as :meth:`receive`; broken off, receiving may go on."""
         try:
-            async with asyncio.timeout(timeout):
-                if self._length is None:
-                    self._length = frame_length(await self._reader.readexactly(HEADER.size))
-                body = await self._reader.readexactly(self._length)
-        except TimeoutError:
-            raise
+            if self._length is None:
+                self._length = frame_length(await self._reader.readexactly(HEADER.size))
+            body = await self._reader.readexactly(self._length)
         except (asyncio.IncompleteReadError, OSError) as error:
             raise LinkClosed(f"{self.peer} closed the connection") from error
         self._traffic.received += HEADER.size + self._length
         self._length = None
-        return decode(body)
+        return body
 
     async def expect(self, kind: type[M], timeout: float | None = None) -> M:
         """The next message, which must be a ``kind``.

@@ -18,7 +18,7 @@ from spheroid_node.model.cache import BlockCache
 from spheroid_node.model.composed import ChainState, Hop
 from spheroid_node.run import RunSpec
 from spheroid_node.serving.states import state_message, state_of
-from spheroid_node.serving.steps import Part, Piece, advance, conclude, draft
+from spheroid_node.serving.steps import Guess, Part, Piece, advance, conclude, draft
 from spheroid_node.wire.codes import ErrorCode, WireError
 from spheroid_node.wire.messages import Open, State
 
@@ -26,6 +26,8 @@ log = structlog.get_logger()
 
 BATCH_POSITIONS = 512
 """New positions that are computed together; a step has a window of them at most."""
+BRIEF_SECONDS = 0.005
+"""What the event loop itself may take to compute: less than waiting for another thread twice is worth."""
 
 
 @dataclass(eq=False)
@@ -57,14 +59,16 @@ class Done:
     decided: bytes = b""
     """At the last hop."""
     log_probs_NV: Tensor | None = None
-    draft: int | None = None
+    guess: Guess | None = None
+    """At the place after the piece, where drafts are made."""
 
 
 class Engine:
     """Computes in ``executor``, a single thread, so that neither the event loop nor another hop waits.
 
     First come, first served: a batch is what waits of one version, oldest first, up to ``BATCH_POSITIONS``.
-    So no session waits for more than one step of every other.
+    So no session waits for more than one step of every other. A session that is alone, with steps that are
+    brief, is computed in the event loop: for it the way to another thread and back is most of the time.
     """
 
     def __init__(self, run: RunSpec, block: int, executor: Executor) -> None:
@@ -72,6 +76,10 @@ class Engine:
         self._waiting: deque[Work] = deque()
         self._pump: asyncio.Task[None] | None = None
         self._recent: deque[float] = deque(maxlen=64)
+        self._alone: BlockCache | None = None
+        """Of the text that all has been computed for lately."""
+        self._brief = 0.0
+        """Seconds a position of its last step; 0 if that is not known."""
 
     @property
     def position_seconds(self) -> float:
@@ -80,10 +88,18 @@ class Engine:
 
     async def run(self, work: Work) -> Done:
         """Raises :class:`WireError` for what does not fit the run or cannot be computed."""
+        if self._pump is None and self._is_brief(work):
+            (outcome,) = self._compute([work])
+            if isinstance(outcome, Done):
+                return outcome
+            raise outcome
         self._waiting.append(work)
         if self._pump is None:
             self._pump = asyncio.create_task(self._compute_all(), name="hop.compute")
         return await work.done
+
+    def _is_brief(self, work: Work) -> bool:
+        return work.cache is self._alone and 0 < self._brief * work.piece.count <= BRIEF_SECONDS
 
     async def _compute_all(self) -> None:
         batch: list[Work] = []
@@ -119,11 +135,10 @@ class Engine:
         self._waiting = left
         return batch
 
-    # --- in the worker thread ---------------------------------------------------------------------
+    # --- in the worker thread, or in the event loop -------------------------------------------------
 
     def _compute(self, batch: Sequence[Work]) -> list[Done | Exception]:
         """An outcome for each work; what is wrong with one is its own outcome alone."""
-        began = time.perf_counter()
         outcomes: dict[Work, Done | Exception] = {}
         parts: dict[Work, Part] = {}
         for work in batch:
@@ -132,17 +147,27 @@ class Engine:
             except WireError as error:
                 outcomes[work] = error
         try:
+            began = time.perf_counter()
             found = advance(batch[0].hop, list(parts.values())) if parts else []
             seconds = time.perf_counter() - began
             for work, (state, logits_BTV) in zip(parts, found, strict=True):
                 outcomes[work] = self._outcome(work, state, logits_BTV, seconds)
-            if len(batch) == 1 and batch[0].piece.count == 1:
-                self._recent.append(seconds)
+            self._learn(batch, seconds)
         except Exception as error:
             log.exception("hop.failed", block=self._block)
             failure = WireError(ErrorCode.INTERNAL, type(error).__name__)
             outcomes |= {work: failure for work in parts if work not in outcomes}
         return [outcomes[work] for work in batch]
+
+    def _learn(self, batch: Sequence[Work], seconds: float) -> None:
+        lone = batch[0] if len(batch) == 1 else None
+        self._brief = 0.0
+        if lone is not None:
+            if lone.cache is self._alone:
+                self._brief = seconds / lone.piece.count
+            if lone.piece.count == 1:
+                self._recent.append(seconds)
+        self._alone = None if lone is None else lone.cache
 
     def _part(self, work: Work) -> Part:
         incoming = None if work.incoming is None else state_of(self._run, self._block, work.incoming)
@@ -157,7 +182,7 @@ class Engine:
         own = draft(piece, logits_BTV, opening.seed, opening.temperature) if work.drafts else None
         if opening.next is not None:
             onward = state_message(self._run, opening.session, piece, state, [*spent])
-            return Done(spent, onward, draft=own)
+            return Done(spent, onward, guess=own)
         decided, log_probs_NV = conclude(
             work.hop, piece, state, logits_BTV, opening.seed, opening.temperature
         )

@@ -91,7 +91,7 @@ class HopService:
         self._leaving = True
         tasks = [session.task for session in self._sessions.all() if session.task is not None]
         for session in self._sessions.all():
-            await session.inbox.end(WireError(ErrorCode.LEAVING))
+            session.inbox.end(WireError(ErrorCode.LEAVING))
         if tasks:
             _, stuck = await asyncio.wait(tasks, timeout=self._limits.dial_seconds / 2)
             for task in stuck:
@@ -144,11 +144,12 @@ class HopService:
         session = Session(message, link, Inbox(self._limits.waiting))
         displaced = self._sessions.add(session)
         session.task = asyncio.create_task(self._live(session), name=f"session-{message.session.hex()[:8]}")
-        await self._displace(displaced)
+        self._displace(displaced)
 
-    async def _displace(self, session: Session | None) -> None:
+    @staticmethod
+    def _displace(session: Session | None) -> None:
         if session is not None:
-            await session.inbox.end(WireError(ErrorCode.BUSY, "this hop is full, and others have less of it"))
+            session.inbox.end(WireError(ErrorCode.BUSY, "this hop is full, and others have less of it"))
 
     async def _attach(self, link: Connection, message: Attach) -> None:
         session = self._sessions.get(message.session)
@@ -165,11 +166,11 @@ class HopService:
     async def _work(self, link: Connection, message: Step | Write | State) -> None:
         session = self._sessions.get(message.session)
         if link is session.client and (isinstance(message, State) or self._block > 0):
-            await session.inbox.end(WireError(ErrorCode.UNEXPECTED, "a client sends steps, to block 0"))
+            session.inbox.end(WireError(ErrorCode.UNEXPECTED, "a client sends steps, to block 0"))
         elif link is not (session.client if self._block == 0 else session.upstream):
             raise WireError(ErrorCode.NOT_FOUND, "no such session")
         elif not isinstance(message, State) and self._block > 0:
-            await session.inbox.end(WireError(ErrorCode.UNEXPECTED, "a hop sends states"))
+            session.inbox.end(WireError(ErrorCode.UNEXPECTED, "a hop sends states"))
         else:
             await session.inbox.put(message)
 
@@ -208,7 +209,7 @@ class HopService:
             failure = WireError(ErrorCode.INTERNAL)
         finally:
             self._sessions.remove(session)
-            await session.inbox.close()
+            session.inbox.close()
             for watch in watches:
                 watch.cancel()
             if failure is not None:  # before the neighbours notice and tell the client what they see of it
@@ -281,7 +282,7 @@ class HopService:
                 session.results.put_nowait(message)
         except (OSError, WireError) as error:
             reason = _short(error)
-        await session.inbox.end(WireError(lost, reason))
+        session.inbox.end(WireError(lost, reason))
 
     # --- work ---------------------------------------------------------------------------------------
 
@@ -289,8 +290,8 @@ class HopService:
         piece = piece_of(work) if isinstance(work, State) else _piece(work)
         if piece.count > self._step_limit:
             raise WireError(ErrorCode.TOO_LARGE, f"{piece.count} positions, limit {self._step_limit}")
-        if piece.line >= 0 and (piece.masked or piece.decide != piece.count):
-            raise WireError(ErrorCode.MALFORMED, "drafts are known bytes, and each of them is judged")
+        if piece.line >= 0 and (piece.masked or piece.decide not in (0, piece.count)):
+            raise WireError(ErrorCode.MALFORMED, "drafts are bytes, and all of them are judged, or none")
         last = session.opening.next is None
         if last and not session.judge.due(piece):
             return
@@ -307,7 +308,7 @@ class HopService:
         check(piece, session.cache.length, self._limits.positions)
         work = Work(session.opening, session.hop, session.cache, piece, incoming, drafts)
         done = await self._engine.run(work)
-        await self._displace(self._sessions.over_limit())
+        self._displace(self._sessions.over_limit())
         return done
 
     async def _pass_on(self, session: Session, state: State) -> None:
@@ -365,8 +366,7 @@ class HopService:
 
     async def _send(self, link: Connection, message: Message) -> None:
         """A peer that does not read for as long as a session may be idle counts as gone."""
-        async with asyncio.timeout(self._limits.idle_seconds):
-            await link.send(message)
+        await link.send(message, self._limits.idle_seconds)
 
 
 async def _unless_ended(session: Session, work: Coroutine[Any, Any, None]) -> None:

@@ -84,7 +84,7 @@ class LocalChain:
         began = time.perf_counter()
         drafted, tokens = [self._hop(0, known, None)], known.tokens
         for _ in range(limit):
-            guess = draft(Piece(known.position, tokens), drafted[-1][1], self._seed, self._temperature)
+            guess = draft(Piece(known.position, tokens), drafted[-1][1], self._seed, self._temperature).byte
             drafted.append(self._hop(0, Piece(known.position + len(tokens), bytes([guess])), None))
             tokens += bytes([guess])
         piece = Piece(known.position, tokens, decide=limit + 1, line=0)

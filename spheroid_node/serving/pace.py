@@ -1,4 +1,4 @@
-"""How far block 0 drafts ahead of what is judged, and in what pieces.
+"""How far block 0 drafts ahead of what is judged, in what pieces, and how many branches it adds.
 
 Learns from what it sees; no clock of its own.
 """
@@ -16,6 +16,10 @@ FADE = 0.98
 HOPELESS = 0.03
 """A draft that would be reached less often than this is not worth its computation."""
 SMOOTHING = 0.1
+BRANCH_DRAFTS = 8
+"""Drafts of a branch."""
+BRANCHES = 8
+"""A line has at most."""
 
 
 class Pace:
@@ -23,7 +27,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._held, self._judged = PRIOR[0] * PRIOR[1], PRIOR[1]
-        self._draft_seconds = self._hop_seconds = 0.0
+        self._draft_seconds = self._hop_seconds = self._spare_seconds = 0.0
 
     @property
     def acceptance(self) -> float:
@@ -42,6 +46,13 @@ class Pace:
             return 1
         return max(1, min(self.depth, math.ceil(self._hop_seconds / self._draft_seconds)))
 
+    @property
+    def branches(self) -> int:
+        """Branches of a line that block 0 has time for until it hears of the line."""
+        if not self._draft_seconds:
+            return 0
+        return min(BRANCHES, int(self._spare_seconds / (BRANCH_DRAFTS * self._draft_seconds)))
+
     def judged(self, held: int, failed: bool) -> None:
         """``held`` drafts in a row held; ``failed``: the one after them did not."""
         for outcome in [1.0] * held + [0.0] * failed:
@@ -50,6 +61,10 @@ class Pace:
     def drafted(self, seconds: float) -> None:
         """One more draft took so long."""
         self._draft_seconds = _smoothed(self._draft_seconds, seconds)
+
+    def waited(self, seconds: float) -> None:
+        """From the end of a line to what was heard of it next, it took so long."""
+        self._spare_seconds = _smoothed(self._spare_seconds, seconds)
 
     def swept(self, hop_seconds: list[float]) -> None:
         """A piece took so long at each of the hops after block 0."""

@@ -153,12 +153,22 @@ class RemoteChain:
             seconds=tuple(sum(hop) for hop in zip(*(sweep.seconds for sweep in sweeps), strict=True)),
         )
 
-    async def write(self, position: int, tokens: bytes, count: int, drafts: int = 0) -> AsyncIterator[Sweep]:
+    async def write(
+        self, position: int, tokens: bytes, count: int, drafts: int = 0, branches: int | None = None
+    ) -> AsyncIterator[Sweep]:
+        """``branches``: of a line of drafts; None leaves it to block 0, which knows its links."""
         writing = _Writing(position + len(tokens), count, asyncio.Queue())
         async with self._sending:
             self._expect(writing)
             await self._send(
-                Write(session=self._session, position=position, tokens=tokens, count=count, drafts=drafts)
+                Write(
+                    session=self._session,
+                    position=position,
+                    tokens=tokens,
+                    count=count,
+                    drafts=drafts,
+                    branches=branches,
+                )
             )
         while count:
             try:

@@ -41,57 +41,57 @@ class Inbox:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._items: deque[Asked | WireError] = deque()
-        self._changed = asyncio.Condition()
+        self._filled, self._emptied, self._ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._ending: WireError | None = None
         self._closed = False
 
     async def put(self, work: Asked) -> None:
         """Wait for room: whoever sends faster than is computed is slowed down by its own connection."""
-        async with self._changed:
-            if isinstance(work, State) and work.line >= 0:
-                self._drop_superseded(work)
-            await self._changed.wait_for(lambda: self._closed or len(self._items) < self._limit)
-            self._items.append(work)
-            self._changed.notify_all()
+        if isinstance(work, State) and work.line >= 0:
+            self._drop_superseded(work)
+        while len(self._items) >= self._limit and not self._closed:
+            self._emptied.clear()
+            await self._emptied.wait()
+        self._items.append(work)
+        self._filled.set()
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Nobody takes anything any more, and nobody need wait to put it."""
-        async with self._changed:
-            self._closed = True
-            self._changed.notify_all()
+        self._closed = True
+        self._emptied.set()
 
-    async def end(self, error: WireError) -> None:
+    def end(self, error: WireError) -> None:
         """After the work that came before it."""
-        async with self._changed:
-            self._items.append(error)
-            self._changed.notify_all()
+        self._ending = self._ending or error
+        self._items.append(error)
+        self._filled.set()
+        self._ended.set()
 
     async def get(self) -> Asked:
         """Raises what was given to :meth:`end`."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._items)
-            item = self._items.popleft()
-            self._changed.notify_all()
+        while not self._items:
+            self._filled.clear()
+            await self._filled.wait()
+        item = self._items.popleft()
+        self._emptied.set()
         if isinstance(item, WireError):
             raise item
         return item
 
     async def failure(self) -> WireError:
         """What ends the session, as soon as it is known and whatever work comes before it."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._ending() is not None)
-        ending = self._ending()
-        assert ending is not None
-        return ending
-
-    def _ending(self) -> WireError | None:
-        return next((item for item in self._items if isinstance(item, WireError)), None)
+        await self._ended.wait()
+        assert self._ending is not None
+        return self._ending
 
     def _drop_superseded(self, newest: State) -> None:
         """A line of drafts that begins anew makes waiting ones past its beginning pointless."""
         kept = [
             item
             for item in self._items
-            if not isinstance(item, State) or item.line < 0 or item.position < newest.position
+            if not isinstance(item, State)
+            or not 0 <= item.line < newest.line
+            or item.position < newest.position
         ]
         self._items = deque(kept)
 

@@ -29,6 +29,8 @@ def state_message(
         masked=piece.masked,
         decide=piece.decide,
         line=piece.line,
+        branch=piece.branch,
+        after=piece.after,
         hidden=_packed(state.hidden_BTD, run.states),
         noisy=_packed(state.noisy_BTD, run.states),
         # A sum over blocks: what one more rounding does to it is no longer small beside a decision.
@@ -75,15 +77,23 @@ def _joined(tensors: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def piece_of(message: State) -> Piece:
-    return Piece(message.position, message.tokens, message.masked, message.decide, message.line)
+    return Piece(
+        message.position,
+        message.tokens,
+        message.masked,
+        message.decide,
+        message.line,
+        message.branch,
+        message.after,
+    )
 
 
 def _packed(tensor_BTD: Tensor, dtype: str) -> dict[str, Any]:
-    return pack_tensor(tensor_BTD[0].detach().cpu().numpy(), dtype)
+    return pack_tensor(tensor_BTD.cpu().numpy()[0], dtype)
 
 
 def _unpacked(fields: object, shape: tuple[int, int]) -> Tensor:
-    array = unpack_tensor(fields, shape)
+    array = unpack_tensor(fields, shape).astype(np.float64)  # a copy: a message's bytes are read-only
     if not np.isfinite(array).all():
         raise WireError(ErrorCode.MALFORMED, "a state that is not finite")
-    return torch.from_numpy(array.astype(np.float64))[None]  # a copy: a message's bytes are read-only
+    return torch.from_numpy(array[None])

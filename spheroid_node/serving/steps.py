@@ -9,7 +9,7 @@ is the same whatever the route, the decoder and the company it is computed in.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from spheroid_node.model.cache import BlockCache, segments
 from spheroid_node.model.composed import ChainState, Hop
 from spheroid_node.model.interface import MASK
-from spheroid_node.model.randomness import decide, position_noise
+from spheroid_node.model.randomness import decide, position_noise, scores
 from spheroid_node.run import VOCABULARY, RunSpec
 from spheroid_node.wire.codes import ErrorCode, WireError
 from spheroid_node.wire.frames import MAX_FRAME
@@ -39,6 +39,9 @@ class Piece:
     """How many of the last positions decide their next byte."""
     line: int = -1
     """The line of drafts that the tokens continue; −1: they are known."""
+    branch: int = 0
+    after: int = 0
+    """As in a State: which branch of the line they belong to, and which they go on from."""
 
     @property
     def count(self) -> int:
@@ -73,7 +76,8 @@ def split(piece: Piece, size: int) -> Iterator[Piece]:
     for start, end in zip(starts, [*starts[1:], piece.count], strict=True):
         wanted = max(0, end - max(start, piece.count - piece.decide))
         masked = piece.masked if end == piece.count else 0
-        yield Piece(piece.position + start, piece.tokens[start:end], masked, wanted)
+        tokens = piece.tokens[start:end]
+        yield replace(piece, position=piece.position + start, tokens=tokens, masked=masked, decide=wanted)
 
 
 def check(piece: Piece, cached: int, limit: int) -> None:
@@ -155,11 +159,24 @@ def conclude(
     return decided, log_probs_NV
 
 
+@dataclass(frozen=True)
+class Guess:
+    """A block's own idea of the byte at a place."""
+
+    byte: int
+    second: int
+    """What it would be if not ``byte``."""
+    margin: float
+    """By how much ``byte`` is ahead, in nats: little where the block is unsure."""
+
+
 @torch.inference_mode()
-def draft(piece: Piece, logits_BTV: Tensor, seed: int, temperature: float) -> int:
+def draft(piece: Piece, logits_BTV: Tensor, seed: int, temperature: float) -> Guess:
     """The byte after the last position of ``piece`` as this block alone would decide it.
 
     With the sampling noise of that position, which the last block will decide with.
     """
     log_probs_V = logits_BTV[0, -1].log_softmax(-1)
-    return decide(log_probs_V, seed, piece.end, temperature)
+    best = scores(log_probs_V, seed, piece.end, temperature).topk(2)
+    (byte, second), (first, next_best) = best.indices.tolist(), best.values.tolist()
+    return Guess(byte, second, first - next_best)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -56,9 +57,12 @@ class FrameDecoder:
         return bodies
 
 
-def pack(value: Any) -> bytes:
-    """Msgpack with single types for text and bytes, as all our protocols use it."""
-    return bytes(msgpack.packb(value, use_bin_type=True))
+def pack(value: Any, default: Callable[[Any], Any] | None = None) -> bytes:
+    """Msgpack with single types for text and bytes, as all our protocols use it.
+
+    ``default`` says what to pack in place of an object that msgpack does not know.
+    """
+    return bytes(msgpack.packb(value, use_bin_type=True, default=default))
 
 
 def unpack(data: bytes) -> Any:

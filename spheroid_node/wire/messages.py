@@ -24,6 +24,7 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 Port = Annotated[int, Field(gt=0, lt=65_536)]
 Host = Annotated[str, Field(min_length=1, max_length=255)]
 Via = Literal["tcp", "libp2p"]
+Branch = Annotated[int, Field(ge=0, lt=2**31)]
 Position = Annotated[int, Field(ge=0, lt=2**31)]
 SessionId = Annotated[bytes, Field(min_length=16, max_length=16)]
 Sealed = Annotated[bytes, Field(max_length=65_536)]
@@ -33,6 +34,8 @@ MAX_HOPS = 1024
 MAX_POSITIONS = 65_536
 MAX_DRAFTS = 64
 """Drafts ahead of the last judged byte; caches can be taken back much further."""
+MAX_BRANCHES = 64
+"""Of a line of drafts."""
 MAX_UPDATES_NAMED = 64
 """Updates that a manifest names; past this number a group is cut into shards."""
 
@@ -47,7 +50,7 @@ class Message(BaseModel):
         return self.model_dump(mode="python")
 
     def pack(self) -> bytes:
-        return pack(_plain(self.fields()))
+        return pack(self.__dict__, default=vars)
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
@@ -78,15 +81,6 @@ class Signed(Message):
         """Author (peer id) and message. Raises :class:`WireError` (malformed, not-authentic)."""
         peer, body = unseal(envelope, cls.purpose)
         return peer, cls.unpack(body)
-
-
-def _plain(value: Any) -> Any:
-    """Enums as their strings and tuples as lists, for a packer that knows neither."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return str(value) if isinstance(value, Verdict | Reason | ErrorCode) else value
 
 
 # --- link: the first messages of every connection -------------------------------------------------
@@ -346,6 +340,8 @@ class Write(Message):
     """How many bytes to write after them."""
     drafts: Annotated[int, Field(ge=0, le=MAX_DRAFTS)] = 0
     """Most drafts ahead of the last judged byte; 0 leaves it to the hop."""
+    branches: Annotated[int, Field(ge=0, le=MAX_BRANCHES)] | None = None
+    """Branches that a line of drafts gets once it is as long as it may be; None leaves it to the hop."""
 
 
 class State(Message):
@@ -359,6 +355,10 @@ class State(Message):
     decide: Annotated[int, Field(ge=0, le=MAX_POSITIONS)]
     line: Annotated[int, Field(ge=-1, lt=2**31)] = -1
     """Number of the line of drafts that this is a part of: they are judged; −1: the tokens are known."""
+    branch: Branch = 0
+    """Of that line, which the drafts belong to; 0 is its trunk."""
+    after: Branch = 0
+    """The branch that they go on from: their own, but for the first drafts of a new one."""
     hidden: dict[str, Any]
     """Tensor [n, width]: hidden state of the block before."""
     noisy: dict[str, Any]

@@ -56,8 +56,8 @@ def _tensor_bytes(array: NDArray[Any], dtype: str) -> bytes:
         rows["values"] = np.rint(array / rows["scale"][:, None])
         return rows.tobytes()
     if dtype == "fp16":
-        array = np.clip(array, -FP16_MAX, FP16_MAX)
-    return np.ascontiguousarray(array, dtype=DTYPES[dtype]).tobytes()
+        array = np.minimum(np.maximum(array, -FP16_MAX), FP16_MAX)  # np.clip takes three times as long
+    return array.astype(DTYPES[dtype]).tobytes()
 
 
 def _int8_row(width: int) -> np.dtype[Any]:

@@ -39,7 +39,7 @@ class MemoryLink:
         self.closed = False
         self.silence = False
 
-    async def send(self, message: Message) -> None:
+    async def send(self, message: Message, timeout: float = 60.0) -> None:
         self.send_body(encode_frame(unpack(message.pack()))[HEADER.size :])
 
     def send_body(self, body: bytes) -> None:

@@ -154,7 +154,7 @@ async def test_put_waits_for_room_and_an_end_does_not() -> None:
     second = asyncio.create_task(inbox.put(work))
     await asyncio.sleep(0)
     assert not second.done()
-    await inbox.end(WireError(ErrorCode.LEAVING))
+    inbox.end(WireError(ErrorCode.LEAVING))
     assert (await inbox.failure()).code is ErrorCode.LEAVING
     assert await inbox.get() == work
     with pytest.raises(WireError, match="leaving"):
@@ -163,5 +163,5 @@ async def test_put_waits_for_room_and_an_end_does_not() -> None:
     third = asyncio.create_task(inbox.put(work))
     await asyncio.sleep(0)
     assert not third.done()
-    await inbox.close()  # the session is over, and its connection must not hang
+    inbox.close()  # the session is over, and its connection must not hang
     await third

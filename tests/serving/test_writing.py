@@ -75,6 +75,39 @@ async def test_any_number_of_blocks_and_bytes(make_swarm: MakeSwarm, blocks: int
     await chain.close()
 
 
+@pytest.mark.parametrize("learning", RECIPES, ids=str)
+@pytest.mark.parametrize(("seed", "temperature"), [(0, 0.0), (3, 0.5)])
+@pytest.mark.parametrize(("drafts", "branches"), [(1, 1), (6, 3)])
+async def test_branches_do_not_show_in_the_text(
+    make_swarm: MakeSwarm,
+    learning: dict[str, str],
+    seed: int,
+    temperature: float,
+    drafts: int,
+    branches: int,
+) -> None:
+    swarm = make_swarm(small_model(**learning))
+    expected = await byte_by_byte(LocalChain(swarm.model, seed, temperature))
+    chain = await swarm.chain(seed, temperature)
+    async with asyncio.timeout(DEADLINE):
+        found = [sweep.tokens async for sweep in chain.write(0, PROMPT, COUNT, drafts, branches)]
+    assert b"".join(found) == expected
+    assert await byte_by_byte(chain) == expected  # nor in the caches
+    await chain.close()
+
+
+async def test_branches_save_sweeps(make_swarm: MakeSwarm) -> None:
+    """Drafts of an untrained block are little better than chance, so its second choices help now and then."""
+    swarm = make_swarm(small_model(conditioning="context"))
+    lines = []
+    for branches in (0, 4):
+        chain = await swarm.chain(1, 0.3)
+        async with asyncio.timeout(DEADLINE):
+            lines.append({sweep.line async for sweep in chain.write(0, PROMPT, COUNT, 4, branches)})
+        await chain.close()
+    assert len(lines[1]) < len(lines[0]) < COUNT
+
+
 async def test_states_of_eight_bits(make_swarm: MakeSwarm) -> None:
     model = small_model(states="int8")
     expected = await byte_by_byte(LocalChain(model, 3, 0.5))
@@ -169,19 +202,48 @@ def test_the_judge_lets_through_what_the_chain_would_decide(truth: list[int], da
     assert bytes(text[1:]) == bytes(truth)
 
 
+def judged(judge: Judge, truth: bytes, piece: Piece) -> bytes | None:
+    """What is final after ``piece`` where the chain decides ``truth``; None if it is not due."""
+    return judge.judge(piece, truth[piece.position : piece.end]) if judge.due(piece) else None
+
+
+def test_a_line_goes_on_with_the_branch_that_begins_with_what_was_decided() -> None:
+    """The byte after position p of the truth is truth[p]."""
+    judge, truth = Judge(), b"abcdefgh"
+    judge.judge(Piece(0, b"?"), truth[:1])
+    assert judged(judge, truth, Piece(1, b"abX", decide=3, line=0)) == b"bc"
+    assert judged(judge, truth, Piece(4, b"de", decide=2, line=0)) is None  # of the trunk, past its failure
+    assert judged(judge, truth, Piece(3, b"Yd", decide=2, line=0, branch=1)) is None
+    assert judged(judge, truth, Piece(3, b"cd", decide=2, line=0, branch=2)) == b"de"
+    # What has the right byte at the right place, but states that know of another byte before it.
+    assert judged(judge, truth, Piece(5, b"ef", decide=2, line=0)) is None
+    assert judged(judge, truth, Piece(5, b"ef", decide=2, line=0, branch=3)) is None
+    assert judged(judge, truth, Piece(5, b"ef", decide=0, line=0, branch=2, after=2)) is None
+    assert judged(judge, truth, Piece(5, b"e", line=0, branch=2, after=2)) == b"f"
+    # A branch of that branch, then a new line.
+    assert judged(judge, truth, Piece(6, b"f", line=0, branch=4, after=2)) == b"g"
+    assert judged(judge, truth, Piece(7, b"g", line=0, branch=2, after=2)) is None
+    assert judged(judge, truth, Piece(7, b"g", line=1)) == b"h"
+    judge.judge(Piece(0, b"?"), truth[:1])  # another text of the same session
+    assert judged(judge, truth, Piece(1, b"a", line=0)) == b"b"
+
+
 async def test_a_line_that_begins_anew_makes_waiting_ones_pointless() -> None:
     inbox, zeros = Inbox(8), pack_tensor(np.zeros((2, 1)))
 
-    def state(position: int, line: int) -> State:
+    def state(position: int, line: int, branch: int = 0, decide: int = 2) -> State:
         return State(
-            session=bytes(16), position=position, tokens=b"ab", masked=0, decide=2, line=line,
-            hidden=zeros, noisy=zeros, log_probs=None, seconds=[],
+            session=bytes(16), position=position, tokens=b"ab", masked=0, decide=decide, line=line,
+            branch=branch, hidden=zeros, noisy=zeros, log_probs=None, seconds=[],
         )  # fmt: skip
 
     for position in (3, 5, 7):
         await inbox.put(state(position, 0))
     await inbox.put(state(6, 1))
     assert [(await inbox.get()).position for _ in range(3)] == [3, 5, 6]
+    for one in (state(9, 2), state(7, 2, branch=1), state(4, 2, decide=0), state(6, 2)):
+        await inbox.put(one)  # what is of one line leaves the rest of it alone
+    assert [(await inbox.get()).position for _ in range(4)] == [9, 7, 4, 6]
 
 
 # --- pace -------------------------------------------------------------------------------------------
@@ -206,6 +268,21 @@ def test_pieces_are_as_long_as_the_slowest_hop_needs() -> None:
     for _ in range(100):
         pace.swept([0.001, 0.001])
     assert pace.piece == 1
+
+
+def test_branches_are_for_the_time_that_is_spent_waiting() -> None:
+    pace = Pace()
+    assert pace.branches == 0
+    for _ in range(100):
+        pace.drafted(0.001)
+        pace.waited(0.030)
+    assert pace.branches == 3
+    for _ in range(100):
+        pace.waited(1.0)
+    assert pace.branches == 8
+    for _ in range(100):
+        pace.waited(0.004)
+    assert pace.branches == 0
 
 
 # --- a hop that dies --------------------------------------------------------------------------------
