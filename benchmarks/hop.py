@@ -15,22 +15,11 @@ from pathlib import Path
 
 import uvloop
 
-from spheroid_node.model.composed import Hop
 from spheroid_node.net.identity import ephemeral_identity
 from spheroid_node.net.links import Link, LinkServer, Traffic, dial
 from spheroid_node.wire.messages import HopAddress
 
 LOOPBACK = "127.0.0.1"
-
-
-class Always:
-    """A model source that has whatever is asked for."""
-
-    def __init__(self, hop: Hop) -> None:
-        self._hop = hop
-
-    def hop_model(self, block_version: int, interface_version: int) -> Hop:
-        return self._hop
 
 
 async def serve(directory: Path, block: int) -> None:
@@ -39,6 +28,7 @@ async def serve(directory: Path, block: int) -> None:
     from spheroid_node.model import load
     from spheroid_node.serving.engine import for_serving
     from spheroid_node.serving.hop import HopService
+    from spheroid_node.serving.loopback import Always
 
     torch.set_num_threads(1)
     model = load(directory)

@@ -63,6 +63,8 @@ class NodeConfig(BaseModel):
     """Have torch.compile translate the training step: needs a C++ compiler, and a minute at the start."""
     threads: Annotated[int, Field(gt=0, le=4096)] | None = None
     """CPU threads of the trainer; None: ``OMP_NUM_THREADS``, else all cores."""
+    cache_mb: Annotated[int, Field(gt=0)] = 1024
+    """Memory for the key/value caches of the texts that this node serves, MB."""
     data: Paths = ()
     """Files and folders of training text."""
     held_out: Paths = ()

@@ -193,14 +193,15 @@ def _source(finder: ChainFinder) -> str:
 
 async def _through_checkpoint(directory: Path, requests: list[Request], show_stats: bool) -> None:
     from spheroid_node.model import load
-    from spheroid_node.serving.local import LocalSource
+    from spheroid_node.serving.local import LocalSource, hops_of
 
     model = load(directory)
+    hops = hops_of(model)
     for request in requests:
         prompt_bytes(request.prompt, model.run.model.window)
 
     async def write_one(request: Request, out: BinaryIO) -> Written:
-        source = LocalSource(model, request.seed, request.temperature)
+        source = LocalSource(model, hops, request.seed, request.temperature)
         return Written(await write(model.run, source, request, out), f"model: {directory}")
 
     await _write_all(requests, write_one, show_stats)

@@ -56,6 +56,9 @@ from spheroid_node.config import resolve, with_peers
     default=None,
     help="Others cannot dial this machine: be reached through nodes that they can dial.",
 )
+@click.option(
+    "--cache-mb", type=int, metavar="N", help="Memory for the caches of texts that are served. Default: 1024."
+)
 @log_option
 def command(block: int | None, **flags: Any) -> None:
     """Own a replica of a block: train it, share it, serve it.

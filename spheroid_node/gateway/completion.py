@@ -15,7 +15,7 @@ from spheroid_node.gateway.metrics import Metrics
 from spheroid_node.gateway.requests import ApiError, CompletionRequest
 from spheroid_node.gateway.swarm import Swarm
 from spheroid_node.serving.chain import Chain
-from spheroid_node.serving.finding import Opened, write_on
+from spheroid_node.serving.finding import WithFirst, write_on
 from spheroid_node.serving.prompts import prompt_bytes
 from spheroid_node.serving.remote import Generation
 from spheroid_node.serving.stats import Measure
@@ -61,7 +61,7 @@ class Completion:
         """The text as it is decided. Raises :class:`ApiError` when the chain is lost on the way."""
         assert self._first is not None
         asked, stream, produced = self._asked, Utf8Stream(), 0
-        source = Opened(self._source, self._first)
+        source = WithFirst(self._source, self._first)
         try:
             async for decided in write_on(
                 source, asked.decode, self._swarm.run, self._prompt, asked.max_tokens, self._measure.chain

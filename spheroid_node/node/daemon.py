@@ -34,6 +34,7 @@ from spheroid_node.node.versions import VersionStore
 from spheroid_node.node.worker import Worker
 from spheroid_node.run import RunSpec
 from spheroid_node.serving.hop import HopService
+from spheroid_node.serving.sessions import Limits
 from spheroid_node.training.trainer_protocol import Configure
 from spheroid_node.wire.messages import HopAddress
 from spheroid_node.wire.records import NodeRecord
@@ -97,7 +98,12 @@ class Node:
         self.collector = Collector(client, self.store, self.sync, groups, self.state.spool)
         self.executor = ThreadPoolExecutor(1, thread_name_prefix="hop")
         self.hops = HopService(
-            run, self.block, HopModels(run, self.block, self.store), self._dial_hop, self.executor
+            run,
+            self.block,
+            HopModels(run, self.block, self.store),
+            self._dial_hop,
+            self.executor,
+            Limits(cache_bytes=self.config.cache_mb * 1_000_000),
         )
         self.server = LinkServer(
             client.identity,

@@ -151,7 +151,7 @@ class ChainSource(Protocol[C]):
     def lost(self, chain: C, error: ChainLost) -> None: ...
 
 
-class Opened(Generic[C]):
+class WithFirst(Generic[C]):
     """``source``, whose first chain is open already."""
 
     def __init__(self, source: ChainSource[C], first: C) -> None:

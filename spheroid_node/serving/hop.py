@@ -190,7 +190,7 @@ class HopService:
             await self._load(session)
             await self._join(session, links, watches)
             via = session.onward.via if session.onward is not None else None
-            await self._send(session.client, Opened(session=session.id, via=via))
+            await self._send(session, Opened(session=session.id, via=via))
             while True:
                 async with asyncio.timeout(self._limits.idle_seconds):
                     work = await session.inbox.get()
@@ -314,7 +314,7 @@ class HopService:
     async def _pass_on(self, session: Session, state: State) -> None:
         assert session.onward is not None
         try:
-            await self._send(session.onward, state)
+            await session.onward.send(state, self._limits.idle_seconds)
         except OSError as error:  # a TimeoutError is one
             raise WireError(ErrorCode.NEXT_HOP_LOST, _short(error)) from error
 
@@ -332,8 +332,10 @@ class HopService:
         )
         if session.reader is not None:
             with suppress(OSError):  # the client learns of its end from block 0 itself
-                await self._send(session.reader, result.model_copy(update={"logits": None}))
-        await self._send(session.client, result)
+                await session.reader.send(
+                    result.model_copy(update={"logits": None}), self._limits.idle_seconds
+                )
+        await self._send(session, result)
 
     async def _write(self, session: Session, asked: Write) -> None:
         if session.opening.next is None:
@@ -364,9 +366,13 @@ class HopService:
             done = await self._compute(session, piece, None)
             await self._answer(session, piece, done)
 
-    async def _send(self, link: Connection, message: Message) -> None:
-        """A peer that does not read for as long as a session may be idle counts as gone."""
-        await link.send(message, self._limits.idle_seconds)
+    async def _send(self, session: Session, message: Message) -> None:
+        """To the client. One that does not read for as long as a session may be idle loses it."""
+        try:
+            await session.client.send(message, self._limits.idle_seconds)
+        except TimeoutError as error:
+            reason = f"nothing read for {self._limits.idle_seconds:g} s"
+            raise WireError(ErrorCode.TIMED_OUT, reason) from error
 
 
 async def _unless_ended(session: Session, work: Coroutine[Any, Any, None]) -> None:

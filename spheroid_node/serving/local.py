@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from spheroid_node.model.composed import ChainState, ComposedModel
+from spheroid_node.model.composed import ChainState, ComposedModel, Hop
 from spheroid_node.serving.chain import ChainLost, Sweep
 from spheroid_node.serving.engine import for_serving
 from spheroid_node.serving.judging import Judge
@@ -26,15 +26,26 @@ DRAFTS = 8
 """A line of so many costs the least here, where a traversal costs no more than its computation."""
 
 
+def hops_of(model: ComposedModel) -> list[Hop]:
+    """A copy of all hops of ``model`` in the precision of serving."""
+    own = copy.deepcopy(model)
+    return [for_serving(own.hop(block)) for block in range(model.run.model.blocks)]
+
+
 class LocalChain:
     """All hops of ``model``, one text. See :class:`spheroid_node.serving.chain.Chain`."""
 
     def __init__(
-        self, model: ComposedModel, seed: int = 0, temperature: float = 0.0, logits: bool = False
+        self,
+        model: ComposedModel,
+        seed: int = 0,
+        temperature: float = 0.0,
+        logits: bool = False,
+        hops: Sequence[Hop] | None = None,
     ) -> None:
+        """``hops``: those of :func:`hops_of`, where several texts share them."""
         self._run = model.run
-        own = copy.deepcopy(model)  # in a precision of its own
-        self._hops = [for_serving(own.hop(block)) for block in range(model.run.model.blocks)]
+        self._hops = hops_of(model) if hops is None else hops
         self._caches = [hop.block.new_cache() for hop in self._hops]
         self._seed, self._temperature, self._logits = seed, temperature, logits
         self._turn = asyncio.Lock()
@@ -113,11 +124,12 @@ class LocalChain:
 class LocalSource:
     """Chains of ``model`` in this process, for :func:`spheroid_node.serving.finding.write_on`."""
 
-    def __init__(self, model: ComposedModel, seed: int, temperature: float) -> None:
+    def __init__(self, model: ComposedModel, hops: Sequence[Hop], seed: int, temperature: float) -> None:
         self._model, self._seed, self._temperature = model, seed, temperature
+        self._hops = hops
 
     async def open(self) -> LocalChain:
-        return LocalChain(self._model, self._seed, self._temperature)
+        return LocalChain(self._model, self._seed, self._temperature, hops=self._hops)
 
     def lost(self, chain: LocalChain, error: ChainLost) -> None:
         raise error

@@ -86,7 +86,7 @@ async def loopback_chain(
         yield chain
 
 
-class _Always:
+class Always:
     """A model source that has only one version."""
 
     def __init__(self, hop: Hop) -> None:
@@ -98,7 +98,7 @@ class _Always:
 
 def _server(run: RunSpec, hop: Hop, identity: Identity, traffic: Traffic, executor: Executor) -> LinkServer:
     dial_on = partial(_dial, run, identity, traffic)
-    service = HopService(run, hop.index, _Always(hop), dial_on, executor, LIMITS)
+    service = HopService(run, hop.index, Always(hop), dial_on, executor, LIMITS)
     return LinkServer(identity, run, HOST, 0, {"hop": service.handle}, traffic)
 
 

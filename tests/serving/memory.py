@@ -29,7 +29,7 @@ DIGEST = bytes(32)
 
 
 class MemoryLink:
-    """One end of a connection. ``silence`` keeps what is sent from arriving."""
+    """One end of a connection. ``silence`` keeps what is sent from arriving; ``reads``: see :meth:`send`."""
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
@@ -38,8 +38,13 @@ class MemoryLink:
         self.inbox: asyncio.Queue[bytes | None] = asyncio.Queue()
         self.closed = False
         self.silence = False
+        self.reads = True
 
     async def send(self, message: Message, timeout: float = 60.0) -> None:
+        """Where the other end does not read, every buffer counts as full, and this takes its time."""
+        assert self.other is not None
+        async with asyncio.timeout(timeout):
+            await until(lambda: self.other.reads or self.closed or self.other.closed)  # type: ignore[union-attr]
         self.send_body(encode_frame(unpack(message.pack()))[HEADER.size :])
 
     def send_body(self, body: bytes) -> None:

@@ -23,7 +23,7 @@ from spheroid_node.serving.steps import Piece
 from spheroid_node.wire.codes import ErrorCode
 from spheroid_node.wire.messages import MAX_DRAFTS, HopAddress, Result, State, Write
 from spheroid_node.wire.tensors import pack_tensor
-from tests.serving.memory import DEADLINE, MakeSwarm, small_model, until
+from tests.serving.memory import DEADLINE, MakeSwarm, MemoryLink, small_model, until
 
 PROMPT = b"The castle was o"
 COUNT = 60
@@ -424,6 +424,23 @@ async def test_the_client_that_vanishes_ends_its_sessions_everywhere(make_swarm:
         async for _ in writing:
             pass
     await chain.close()
+
+
+async def test_a_client_that_does_not_read_loses_its_session_and_holds_up_nobody(
+    make_swarm: MakeSwarm,
+) -> None:
+    swarm = make_swarm(limits=Limits(idle_seconds=0.5))
+    slow, other = await swarm.chain(), await swarm.chain(1, 0.7)
+    results: MemoryLink = slow._links[-1]  # type: ignore[assignment]
+    results.reads = False
+    writing = asyncio.ensure_future(anext(slow.write(0, PROMPT, 4000)))
+    assert await written(other) == await byte_by_byte(LocalChain(swarm.model, 1, 0.7))
+    services = [swarm.node(f"hop-{block}").service for block in range(3)]
+    await other.close()
+    await until(lambda: not any(service.sessions for service in services))
+    with pytest.raises(ChainLost):
+        await writing
+    await slow.close()
 
 
 async def test_speculative_decoding_asks_for_nothing_where_nothing_is_wanted(make_swarm: MakeSwarm) -> None:
