@@ -24,6 +24,7 @@ from spheroid_node.node.access import Client, open_client
 from spheroid_node.node.collecting import Collector
 from spheroid_node.node.models import HopModels
 from spheroid_node.node.neighbours import Neighbours
+from spheroid_node.node.outbox import Outbox
 from spheroid_node.node.report import Report, Reporter
 from spheroid_node.node.signals import Stopping
 from spheroid_node.node.state import StateDirectory
@@ -117,7 +118,10 @@ class Node:
             max_per_peer=MAX_PER_PEER,
         )
         submitter = Submitter(client, self.collector, self.sync)
-        self.worker = Worker(client, self.block, self.store, self.sync, submitter, self.trainer, self.report)
+        outbox = Outbox(run, self.state.outbox)
+        self.worker = Worker(
+            client, self.block, self.store, self.sync, submitter, self.trainer, self.report, outbox
+        )
 
     async def run(self, stopping: Stopping) -> None:
         """Serve and train until ``stopping`` is set, then leave."""

@@ -36,6 +36,11 @@ class StateDirectory:
     def versions(self, group: str) -> Path:
         return self.path / "versions" / group
 
+    @property
+    def outbox(self) -> Path:
+        """What was learnt and is in no version yet."""
+        return self.path / "outbox"
+
     def optimiser(self, block: int) -> Path:
         return self.path / f"optimiser-{block}.safetensors"
 

@@ -14,6 +14,7 @@ from spheroid_node.model.parameters import elements
 from spheroid_node.node.access import Client
 from spheroid_node.node.clock import sleep_until
 from spheroid_node.node.collecting import owns
+from spheroid_node.node.outbox import Outbox
 from spheroid_node.node.report import Report
 from spheroid_node.node.submitting import Delivery, Submitter
 from spheroid_node.node.sync import Synchroniser
@@ -53,6 +54,7 @@ class Worker:
         submitter: Submitter,
         trainer: TrainerProcess,
         report: Report,
+        outbox: Outbox,
     ) -> None:
         self._client = client
         self._run = client.run
@@ -69,13 +71,14 @@ class Worker:
         self._contributors = {
             group: Contributor(client.run, group, elements(client.run, group)) for group in self._groups
         }
+        self._outbox = outbox
         self._pace = Pace()
         self._loaded: dict[str, bytes] = {}
         self._missed = 0
 
     async def run(self) -> None:
         """Take part in round after round, for ever. A trainer that dies costs the round it dies in."""
-        done, failures = -1, 0
+        done, failures = await self._resume(), 0
         while True:
             round = self._next_round(done)
             try:
@@ -93,6 +96,28 @@ class Worker:
                 # One that still answers is given one more try: after some errors of a GPU none succeeds.
                 if failures > 1 or not self._trainer.is_running:
                     await self._restart_trainer()
+
+    async def _resume(self) -> int:
+        """Go on from what an earlier process had not seen in a version; returns the round it was done with.
+
+        An update whose round still collects is handed in again: its aggregator may not have got it, and
+        answers as it did before if it has.
+        """
+        resumed = -1
+        submissions: dict[str, Submission] = {}
+        for group, contributor in self._contributors.items():
+            submission = await asyncio.to_thread(self._outbox.restore, group, contributor)
+            if submission is None:
+                continue
+            round = submission.header.round
+            if not self._slots.start(round) <= self._now() < self._slots.deadline(round):
+                continue
+            resumed, submissions[group] = round, submission
+            log.info("round.handed_in_again", round=round, group=group)
+        if submissions:
+            await asyncio.gather(*map(self._sync.sync, submissions))
+            await self._settle(resumed, await self._hand_in(resumed, submissions))
+        return resumed
 
     def _next_round(self, done: int) -> int:
         """The current round, or the next if the current one is done; no further, should clocks jump."""
@@ -114,8 +139,12 @@ class Worker:
                 await self._load(version, version.vector)
                 self._loaded[group] = version.digest
         for group in self._groups:
-            self._contributors[group].settle(held[group].manifest)
+            if self._contributors[group].settle(held[group].manifest) is not None:
+                await self._keep(group)
         return held
+
+    async def _keep(self, group: str) -> None:
+        await asyncio.to_thread(self._outbox.save, group, self._contributors[group])
 
     async def _load(self, version: Held, vector: Vector) -> None:
         load = Load(
@@ -207,12 +236,17 @@ class Worker:
                 )
             except ValueError as error:  # not finite: it is never submitted
                 raise TrainerFailed(str(error)) from error
+            await self._keep(group)
+        return await self._hand_in(round, submissions)
+
+    async def _hand_in(self, round: int, submissions: dict[str, Submission]) -> dict[str, Delivery | None]:
         results = await asyncio.gather(*(self._deliver(round, item) for item in submissions.values()))
         deliveries = dict(zip(submissions, results, strict=True))
         self._report.round = round
         for group, delivery in deliveries.items():
             if delivery is not None:
                 self._contributors[group].answered(delivery.receipt)
+                await self._keep(group)
                 self._report.verdicts[delivery.receipt.verdict] += 1
         self._report.touch()
         return deliveries

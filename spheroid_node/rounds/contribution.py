@@ -32,6 +32,17 @@ class Submission:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """What a worker must remember of a group over its own end."""
+
+    residual: Vector
+    sent: Vector | None = None
+    """The open update as it was before its compression; None, as the two below, where none is open."""
+    submission: Submission | None = None
+    receipt: Receipt | None = None
+
+
+@dataclass(frozen=True)
 class _Open:
     """An update that was sent, until a manifest shows what became of it."""
 
@@ -49,6 +60,19 @@ class Contributor:
         self._elements = elements
         self.residual = Residual(elements, decay)
         self._open: _Open | None = None
+
+    def kept(self) -> Kept:
+        """All that :meth:`resume` needs."""
+        if self._open is None:
+            return Kept(self.residual.vector)
+        return Kept(self.residual.vector, self._open.sent, self._open.submission, self._open.receipt)
+
+    def resume(self, kept: Kept) -> None:
+        """Go on from what another contributor of the same group had :meth:`kept`."""
+        self.residual.vector = kept.residual
+        self._open = None
+        if kept.sent is not None and kept.submission is not None:
+            self._open = _Open(kept.sent, kept.submission, kept.receipt)
 
     def begin_from(self, version: Vector) -> Vector:
         """Where local training begins: the version, and on top of it what this worker has left over.

@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 
 from spheroid_node.errors import DataMissing, TrainerFailed
 from spheroid_node.model.parameters import elements
+from spheroid_node.node.outbox import Outbox
 from spheroid_node.node.report import Report
 from spheroid_node.node.worker import Worker
 from spheroid_node.rounds.slots import Slots
@@ -95,7 +96,8 @@ async def worked(
     for name, value in more.items():
         setattr(trainer, name, value)
     report = Report(0, "cpu")
-    worker = Worker(peer.client, 0, peer.store, peer.sync, peer.submitter, cast(Any, trainer), report)
+    outbox = Outbox(world.run, tmp_path / "outbox")
+    worker = Worker(peer.client, 0, peer.store, peer.sync, peer.submitter, cast(Any, trainer), report, outbox)
     await peer.start()
     seen: list[tuple[float, Manifest]] = []
     tasks = [asyncio.create_task(work) for work in (peer.collector.run(), worker.run())]

@@ -1,0 +1,78 @@
+"""What a worker learnt and has not seen in a version yet, on disk: it survives the worker's end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import structlog
+
+from spheroid_node.errors import CheckpointInvalid, RunMismatch
+from spheroid_node.rounds.contribution import Contributor, Kept, Submission
+from spheroid_node.run import RunSpec
+from spheroid_node.training.checkpoint import read_tensors, write_tensors
+from spheroid_node.wire.codes import WireError
+from spheroid_node.wire.messages import Receipt, UpdateHeader
+from spheroid_node.wire.tensors import encoded_size
+
+log = structlog.get_logger()
+
+
+class Outbox:
+    """A file a group in ``directory``, which is written as a whole or not at all."""
+
+    def __init__(self, run: RunSpec, directory: Path) -> None:
+        self._run, self._directory = run, directory
+
+    def save(self, group: str, contributor: Contributor) -> None:
+        """Never raises: a disk that is full costs what would be lost with the process, and no more."""
+        kept = contributor.kept()
+        tensors = {"residual": kept.residual}
+        metadata = {"run": self._run.run_id, "group": group}
+        if kept.submission is not None and kept.sent is not None:
+            tensors["sent"] = kept.sent
+            tensors["payload"] = np.frombuffer(kept.submission.payload, dtype=np.uint8)
+            metadata["header"] = kept.submission.header.pack().hex()
+        if kept.receipt is not None:
+            metadata["receipt"] = kept.receipt.pack().hex()
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            write_tensors(self._path(group), tensors, metadata)
+        except OSError as error:
+            log.error("outbox.not_saved", group=group, cause=error.strerror or str(error))
+
+    def restore(self, group: str, contributor: Contributor) -> Submission | None:
+        """Go on from what was saved; returns the update that was open, if any.
+
+        A file that does not fit is left aside, as if nothing had been saved.
+        """
+        path = self._path(group)
+        if not path.exists():
+            return None
+        try:
+            kept = self._read(path, group, len(contributor.residual.vector))
+        except (CheckpointInvalid, RunMismatch, WireError, KeyError, ValueError) as error:
+            log.error("outbox.damaged", group=group, file=str(path), cause=str(error))
+            return None
+        contributor.resume(kept)
+        return kept.submission
+
+    def _read(self, path: Path, group: str, elements: int) -> Kept:
+        metadata, tensors = read_tensors(path)
+        if (metadata.get("run"), metadata.get("group")) != (self._run.run_id, group):
+            raise ValueError("it is of another run or group")
+        residual, sent, submission, receipt = tensors["residual"], None, None, None
+        if "header" in metadata:
+            header = UpdateHeader.unpack(bytes.fromhex(metadata["header"]))
+            submission, sent = Submission(header, tensors["payload"].tobytes()), tensors["sent"]
+            if len(submission.payload) != encoded_size(elements, header.dtype):
+                raise ValueError("an update of another length")
+        if "receipt" in metadata:
+            receipt = Receipt.unpack(bytes.fromhex(metadata["receipt"]))
+        for vector in (residual, sent):
+            if vector is not None and (vector.shape != (elements,) or vector.dtype != np.float32):
+                raise ValueError("vectors of another shape")
+        return Kept(residual, sent, submission, receipt)
+
+    def _path(self, group: str) -> Path:
+        return self._directory / f"{group}.safetensors"
