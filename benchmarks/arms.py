@@ -53,11 +53,15 @@ class Arm:
     replicas: int = 1
     """Workers a block."""
     precision: str = "auto"
+    attack: str = ""
+    hostile: int = 0
+    """So many workers, the first ones, hand in what the attack makes of their updates."""
 
     def key(self, seed: int) -> str:
         """Changes with all that the arm's outcome depends on, except the code."""
         fields = [self.run.run_id, self.tokens, self.method, self.regime, self.replicas, seed, WINDOWS]
         fields += [] if self.precision == "auto" else [self.precision]
+        fields += [self.attack, self.hostile] if self.hostile else []
         return hashlib.blake2b(json.dumps(fields).encode(), digest_size=8).hexdigest()
 
 
@@ -139,6 +143,7 @@ def prepared(arm: Arm, seed: int, text_folder: Path) -> tuple[Any, int]:
         evaluation_windows=CURVE_WINDOWS,
         precision=arm.precision,
         compiled=True,
+        attacks=dict.fromkeys(range(arm.hostile), arm.attack),
     )
     return swarm, rounds_for(method, arm.run, workers, tokens)
 

@@ -119,9 +119,11 @@ class RoundSpec(_Section):
     """Start of round 0, seconds of DHT time since 1970. The default is 2026-01-01."""
     period: PositiveFloat = 60.0
     settle: PositiveFloat = 8.0
-    aggregation: Literal["mean", "clipped"] = "clipped"
+    aggregation: Literal["mean", "clipped", "trimmed-mean", "median"] = "clipped"
     clip_factor: PositiveFloat = 3.0
     """``clipped``: an update longer than this multiple of the median norm is scaled down to it."""
+    trim: Annotated[float, Field(ge=0, lt=0.5)] = 0.2
+    """``trimmed-mean``: share of the values of each element that is left out at either end."""
     max_update_norm: PositiveFloat = 1e4
     compression: Literal["fp16", "int8", "float32"] = "fp16"
 

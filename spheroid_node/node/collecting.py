@@ -91,7 +91,7 @@ class Collector:
         answer = offer.answer
         if answer is None:
             await link.send(Proceed())
-            with SpooledTemporaryFile(max_size=IN_MEMORY_BYTES, dir=str(self._spool)) as spool:
+            with self._spooled() as spool:
                 meter = offer.meter()
                 while not meter.complete:
                     chunk = await link.receive(timeout=CHUNK_SECONDS)
@@ -105,6 +105,10 @@ class Collector:
             self._waiting[offer.header.group].append(link)
         receipt = offer.receipt(answer).seal(self._client.identity.key)
         await link.send(ReceiptMessage(receipt=receipt))
+
+    def _spooled(self) -> IO[bytes]:
+        """An empty place for an update: no disk space of it outlives its use."""
+        return SpooledTemporaryFile(max_size=IN_MEMORY_BYTES, dir=str(self._spool))
 
     async def _offer(self, envelope: bytes, sender: str) -> Offer:
         """Judge the header. Raises :class:`WireError` for an update that its author did not send itself."""
@@ -178,7 +182,7 @@ class Collector:
             base = Base(held.version, held.digest, held.steps, held.norms)
             live = await self._live(group)
             size = elements(self._client.run, group)
-            self._desk.open(Aggregator(self._client.run, group, round, base, size, live))
+            self._desk.open(Aggregator(self._client.run, group, round, base, size, live, self._spooled))
             self._waiting[group] = []
             self._changed[group].set()
 

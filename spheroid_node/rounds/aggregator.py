@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from spheroid_node.rounds.aggregation import Accumulator, PayloadFacts, PayloadMeter, next_version
 from spheroid_node.rounds.collection import LATE, Answer, Base, Collection
+from spheroid_node.rounds.robust import Keep, Sorter
 from spheroid_node.run import RunSpec
 from spheroid_node.wire.codes import Reason, Verdict
 from spheroid_node.wire.messages import Manifest, Receipt, UpdateHeader
@@ -61,13 +62,22 @@ class Aggregator:
     """A :class:`Collection` with the sum of what it accepted.
 
     Every candidate may hold one for each of its groups: the sum is made when the first update is accepted.
+    ``keep`` opens a place for an update that the run's rule must have until the end.
     """
 
     def __init__(
-        self, run: RunSpec, group: str, round: int, base: Base, elements: int, expected: Iterable[str]
+        self,
+        run: RunSpec,
+        group: str,
+        round: int,
+        base: Base,
+        elements: int,
+        expected: Iterable[str],
+        keep: Keep,
     ) -> None:
         self.collection = Collection(run, group, round, base, elements, expected)
-        self._accumulator: Accumulator | None = None
+        self._keep = keep
+        self._accumulator: Accumulator | Sorter | None = None
 
     def deliver(
         self, offer: Offer, facts: PayloadFacts, chunks: Iterable[bytes | memoryview], now: float
@@ -86,9 +96,17 @@ class Aggregator:
 
     def _add(self, offer: Offer, chunks: Iterable[bytes | memoryview]) -> None:
         if self._accumulator is None:
-            self._accumulator = Accumulator(self.collection.elements)
+            self._accumulator = self._empty()
         weight, scale = self.collection.weight(offer.author), self.collection.scale(offer.author)
         self._accumulator.add(chunks, offer.header.dtype, weight, scale)
+
+    def _empty(self) -> Accumulator | Sorter:
+        rule, elements = self.collection.run.round, self.collection.elements
+        if rule.aggregation == "median":
+            return Sorter(elements, 0.5, self._keep)
+        if rule.aggregation == "trimmed-mean":
+            return Sorter(elements, rule.trim, self._keep)
+        return Accumulator(elements)
 
     def close(
         self,

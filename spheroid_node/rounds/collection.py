@@ -166,7 +166,8 @@ class Collection:
         """Factor ≤ 1 that brings an accepted update down to ``clip_factor`` × the median norm.
 
         The median is of the norms known before this one: those behind the base version and those accepted
-        earlier in this round. So an outlier has no say in its own limit. With ``mean`` it is 1.
+        earlier in this round. So an outlier has no say in its own limit. It is 1 unless the rule is
+        ``clipped``.
         """
         return self._entries[author].scale
 
@@ -252,7 +253,7 @@ class Collection:
     def _scale_of(self, norm: float) -> float:
         norms = [*self.base.norms, *(self._entries[author].norm for author in self._accepted)]
         known = [value for value in norms if value > 0]
-        if self.run.round.aggregation == "mean" or not known or norm == 0:
+        if self.run.round.aggregation != "clipped" or not known or norm == 0:
             return 1.0
         return min(1.0, self.run.round.clip_factor * median(known) / norm)
 

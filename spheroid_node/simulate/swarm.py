@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from io import BytesIO
 from math import fsum
 
 from spheroid_node.model.composed import ComposedModel
@@ -21,6 +22,7 @@ from spheroid_node.rounds.slots import Slots
 from spheroid_node.run import INTERFACE_GROUP, ModelSpec, RoundSpec, RunSpec, TrainingSpec
 from spheroid_node.simulate import dry
 from spheroid_node.simulate.clock import Clock
+from spheroid_node.simulate.hostile import forged
 from spheroid_node.simulate.methods import BLOCKTRAIN, Method, Nesterov
 from spheroid_node.simulate.regime import LOCKSTEP, Regime
 from spheroid_node.simulate.worker import Learner, Version, Worker
@@ -80,8 +82,8 @@ class Swarm:
 
     ``run`` is the method's own: what its ``run_of`` gave. ``seed`` is of everything: machines, keys, mishaps,
     draws of text and, in place of the run's seed, version 0. Without ``text`` the swarm is dry
-    (simulate/dry.py). ``precision`` and ``compiled`` are the trainers'. Raises :class:`ValueError` if a block
-    would be left without a worker.
+    (simulate/dry.py). ``precision`` and ``compiled`` are the trainers'. ``attacks`` says what some workers,
+    by number, do (simulate/hostile.py). Raises :class:`ValueError` if a block would be left without a worker.
     """
 
     def __init__(
@@ -95,12 +97,14 @@ class Swarm:
         evaluation_windows: int = EVALUATION_WINDOWS,
         precision: str = "float32",
         compiled: bool = False,
+        attacks: Mapping[int, str] | None = None,
     ) -> None:
         if workers < run.model.blocks:
             raise ValueError(f"{run.model.blocks} blocks need as many workers at least, not {workers}")
         run = regime.run_of(run.model_copy(update={"seed": seed}))
         self.run, self.text, self.regime, self.method, self._seed = run, text, regime, method, seed
         self._speed = precision, compiled
+        self._attacks = attacks or {}
         self.slots = Slots.of(run.round)
         vectors = {group: initial_vector(run, group) if text else dry.vector() for group in run.groups}
         self.versions = {group: Version(vector, Base.initial(vector)) for group, vector in vectors.items()}
@@ -186,7 +190,9 @@ class Swarm:
             if found:
                 self._leaders[group, round] = found
                 base, size = self.versions[group].base, len(self.versions[group].vector)
-                found[1].desk.open(Aggregator(self.run, group, round, base, size, self._peers[group]))
+                found[1].desk.open(
+                    Aggregator(self.run, group, round, base, size, self._peers[group], BytesIO)
+                )
                 self._clock.at(self.slots.deadline(round), partial(self._close, group, round))
 
     def _begin(self, worker: Worker) -> None:
@@ -251,6 +257,8 @@ class Swarm:
         group, sent = groups[0], now
         _, leader = self._leaders[group, round]
         submission = worker.submission(group, round, outcome)
+        if worker.index in self._attacks:
+            submission = forged(submission, self._attacks[worker.index], self._seed, worker.index)
         offer = leader.desk.offer(submission.header.seal(worker.key), now)
         if offer.answer is None:
             if leader is not worker:

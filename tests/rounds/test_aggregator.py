@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from io import BytesIO
 
 import numpy as np
 import pytest
@@ -30,7 +31,7 @@ def submission(run: RunSpec, value: float, tokens: int = 80, round: int = 7) -> 
 
 
 def desk_of(run: RunSpec, round: int = 7) -> tuple[Desk, Aggregator]:
-    desk, aggregator = Desk(run), Aggregator(run, "block-0", round, BASE, 3, PEERS)
+    desk, aggregator = Desk(run), Aggregator(run, "block-0", round, BASE, 3, PEERS, BytesIO)
     desk.open(aggregator)
     return desk, aggregator
 
@@ -44,6 +45,27 @@ def send(desk: Desk, key: Ed25519PrivateKey, update: Submission, now: float = NO
         meter.feed(chunk)
     assert meter.complete
     return offer, desk.deliver(offer, meter.facts(), chunks(update.payload), now)
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"), [("mean", 14.0), ("clipped", 3.0), ("trimmed-mean", 2.5), ("median", 2.5)]
+)
+def test_the_rule_of_the_run_decides_what_an_outlier_is_worth(
+    run: RunSpec, rule: str, expected: float
+) -> None:
+    """After 1, 2 and 3 comes one of 50, whose limit is three times their median."""
+    keys = [Ed25519PrivateKey.from_private_bytes(bytes([index + 1]) * 32) for index in range(4)]
+    changed = run.model_copy(
+        update={"round": run.round.model_copy(update={"aggregation": rule, "trim": 0.3})}
+    )
+    aggregator = Aggregator(changed, "block-0", 7, BASE, 3, [peer_id_of_key(key) for key in keys], BytesIO)
+    desk = Desk(changed)
+    desk.open(aggregator)
+    for key, value in zip(keys, (1.0, 2.0, 3.0, 50.0), strict=True):
+        assert send(desk, key, submission(changed, value))[1] == ACCEPTED
+    made = aggregator.close(VECTOR, rank=0)
+    assert made is not None
+    np.testing.assert_allclose(made.vector - VECTOR, expected, rtol=1e-5)
 
 
 def test_a_round_ends_in_the_weighted_mean_and_its_manifest(run: RunSpec) -> None:
@@ -135,7 +157,7 @@ def test_a_payload_whose_round_made_way_for_the_next_is_late(run: RunSpec) -> No
     offer = desk.offer(update.header.seal(KEYS[0]), NOW)
     meter = offer.meter()
     meter.feed(update.payload)
-    following = Aggregator(run, "block-0", 8, BASE, 3, PEERS)
+    following = Aggregator(run, "block-0", 8, BASE, 3, PEERS, BytesIO)
     desk.open(following)
     assert desk.deliver(offer, meter.facts(), chunks(update.payload), NOW) == LATE
     assert first.close(VECTOR, 0) is None

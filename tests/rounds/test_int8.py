@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from io import BytesIO
+
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -42,7 +44,7 @@ class Round:
     def __init__(self, run: RunSpec, vector: Vector) -> None:
         self.base = Base.initial(vector)
         peers = [peer_id_of_key(key) for key in KEYS]
-        self.aggregator = Aggregator(run, "block-0", 7, self.base, len(vector), peers)
+        self.aggregator = Aggregator(run, "block-0", 7, self.base, len(vector), peers, BytesIO)
         self.desk = Desk(run)
         self.desk.open(self.aggregator)
 

@@ -77,6 +77,24 @@ def test_in_lockstep_every_worker_makes_all_steps_of_every_round(text: Text) -> 
         assert version.base.steps == 4 * 6
 
 
+@pytest.mark.parametrize("attack", ["scaled", "nan", "stale"])
+def test_what_is_plainly_wrong_is_refused_or_cut(text: Text, attack: str) -> None:
+    run = tiny_run(round=RoundSpec(genesis=1000.0, period=10.0, settle=2.0, max_update_norm=50.0))
+    swarm, reports = play(text, run=run, attacks={0: attack}, rounds=4)
+    assert sum(report.refused for report in reports) > 0
+    honest, _ = play(text, run=run, rounds=4)
+    assert swarm.evaluate().ce_readout < honest.evaluate().ce_readout + 0.3  # type: ignore[union-attr]
+    assert all(np.isfinite(version.vector).all() for version in swarm.versions.values())
+
+
+@pytest.mark.parametrize("attack", ["flipped", "random"])
+def test_a_forged_update_of_the_right_form_is_taken(text: Text, attack: str) -> None:
+    swarm, reports = play(text, attacks={0: attack})
+    honest, _ = play(text)
+    assert all(report.refused == 0 for report in reports)
+    assert swarm.digest() != honest.digest()
+
+
 def test_every_group_gains_a_version_in_every_round(text: Text) -> None:
     swarm, reports = play(text)
     assert [report.participation for report in reports] == [1.0] * 3

@@ -1,0 +1,80 @@
+"""Updates combined element by element, so that a few hostile ones have no say.
+
+The coordinate-wise trimmed mean and median (Yin et al. 2018, arXiv 1803.01498). Every update counts the same,
+whatever its tokens: a weight that an update brings itself is a say that it could take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from math import isfinite
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spheroid_node.wire.tensors import Vector, decode_vector, encoded_size, parts
+
+Keep = Callable[[], IO[bytes]]
+"""Opens an empty place for the bytes of an update; closing it forgets them."""
+
+
+class Sorter:
+    """Keeps all updates of a round, as they came, and combines them a part at a time.
+
+    Memory is that of one part of every update, however large they are, and of the result.
+    ``trim`` is the share of values left out at either end; one half leaves the median.
+    """
+
+    def __init__(self, elements: int, trim: float, keep: Keep) -> None:
+        if not 0 <= trim <= 0.5:
+            raise ValueError(f"a share of {trim} cannot be left out at either end")
+        self._elements, self._trim, self._keep = elements, trim, keep
+        self._kept: list[tuple[IO[bytes], str, float]] = []
+
+    def add(
+        self, chunks: Iterable[bytes | memoryview], dtype: str, weight: float, scale: float = 1.0
+    ) -> None:
+        """Keep ``scale · update``; ``weight`` only has to be one. All or nothing.
+
+        Raises :class:`ValueError` for a weight that is not positive or a payload of another length.
+        """
+        if not (weight > 0 and isfinite(weight) and isfinite(scale)):
+            raise ValueError(f"weight {weight} and scale {scale} of an update must be positive and finite")
+        size, place = encoded_size(self._elements, dtype), self._keep()
+        try:
+            written = sum(place.write(chunk) for chunk in chunks)
+            if written != size:
+                raise ValueError(f"update of {written} bytes, expected {size}")
+        except BaseException:
+            place.close()
+            raise
+        self._kept.append((place, dtype, scale))
+
+    def mean(self) -> Vector:
+        """What is left between the trimmed ends, averaged; the updates are forgotten.
+
+        Raises :class:`ValueError` when nothing was added.
+        """
+        if not self._kept:
+            raise ValueError("the mean of no updates")
+        combined: Vector = np.empty(self._elements, dtype=np.float32)
+        for part in parts(self._elements):
+            combined[part] = self._middle(np.stack([self._read(*kept, part) for kept in self._kept]))
+        for place, _, _ in self._kept:
+            place.close()
+        self._kept.clear()
+        return combined
+
+    def _read(self, place: IO[bytes], dtype: str, scale: float, part: slice) -> Vector:
+        start, end = encoded_size(part.start, dtype), encoded_size(part.stop, dtype)
+        place.seek(start)
+        return np.float32(scale) * decode_vector(place.read(end - start), dtype)
+
+    def _middle(self, values_NE: NDArray[np.float32]) -> Vector:
+        count = len(values_NE)
+        # Of an odd number the median is one value, of an even number the mean of two.
+        cut = min(int(self._trim * count), (count - 1) // 2)
+        values_NE.sort(axis=0)
+        middle: Vector = values_NE[cut : count - cut].mean(axis=0, dtype=np.float32)
+        return middle
