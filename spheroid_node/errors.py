@@ -159,6 +159,15 @@ class NoSuchBlock(UsageError):
         )
 
 
+class NoBlockFits(UsageError):
+    def __init__(self, needed: int, free: int) -> None:
+        super().__init__(
+            f"No block of this run fits this machine: the smallest needs {needed / 1e9:.1f} GB to train, "
+            f"{free / 1e9:.1f} GB are free.",
+            "Free memory, use another --device, or join a run with smaller blocks (spheroid-node plan).",
+        )
+
+
 class BlockWithoutReplica(NetworkError):
     def __init__(self, blocks: Iterable[int]) -> None:
         names = ", ".join(str(block) for block in blocks)

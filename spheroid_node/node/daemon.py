@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
-import secrets
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
@@ -25,6 +24,7 @@ from spheroid_node.node.collecting import Collector
 from spheroid_node.node.models import HopModels
 from spheroid_node.node.neighbours import Neighbours
 from spheroid_node.node.outbox import Outbox
+from spheroid_node.node.placing import Placing, choose_block, fitting
 from spheroid_node.node.report import Report, Reporter
 from spheroid_node.node.signals import Stopping
 from spheroid_node.node.state import StateDirectory
@@ -38,7 +38,6 @@ from spheroid_node.serving.hop import HopService
 from spheroid_node.serving.sessions import Limits
 from spheroid_node.training.trainer_protocol import Configure
 from spheroid_node.wire.messages import HopAddress
-from spheroid_node.wire.records import NodeRecord
 
 log = structlog.get_logger()
 
@@ -66,17 +65,35 @@ async def run_node(config: NodeConfig, block: int | None) -> None:
 
 async def _live(config: NodeConfig, block: int | None, state: StateDirectory, stopping: Stopping) -> None:
     identity = load_identity(state.identity)
-    async with open_client(config, identity, client_mode=False) as client, AsyncExitStack() as stack:
+    async with open_client(config, identity, client_mode=False) as client:
         state.check(client.run)
         if not client.run.allows(identity.peer):
             raise NotAllowed(client.run.run_id, identity.peer)
-        block = await _choose_block(client) if block is None else block
+        placing: Placing | None = None
+        if block is None:
+            able = await asyncio.to_thread(fitting, client.run, config.device, config.precision)
+            block, placing = await choose_block(client, able), Placing(client, able)
         client.run.check_block(block)
-        trainer = TrainerProcess(_configuration(config, client.run, state, block, identity.peer))
+        next_block: int | None = block
+        while next_block is not None:
+            next_block = await _own(config, client, state, next_block, placing, stopping)
+
+
+async def _own(
+    config: NodeConfig,
+    client: Client,
+    state: StateDirectory,
+    block: int,
+    placing: Placing | None,
+    stopping: Stopping,
+) -> int | None:
+    """Own a replica of ``block`` until a signal; returns the block that ``placing`` would rather have."""
+    trainer = TrainerProcess(_configuration(config, client.run, state, block, client.identity.peer))
+    async with AsyncExitStack() as stack:
         stack.push_async_callback(trainer.stop)
         await trainer.start()
         state.bind(client.run)
-        await Node(config, client, state, block, trainer).run(stopping)
+        return await Node(config, client, state, block, trainer, placing).run(stopping)
 
 
 @dataclass
@@ -88,6 +105,8 @@ class Node:
     state: StateDirectory
     block: int
     trainer: TrainerProcess
+    placing: Placing | None = None
+    """Where the choice of the block is the node's."""
 
     def __post_init__(self) -> None:
         client, run = self.client, self.client.run
@@ -123,8 +142,11 @@ class Node:
             client, self.block, self.store, self.sync, submitter, self.trainer, self.report, outbox
         )
 
-    async def run(self, stopping: Stopping) -> None:
-        """Serve and train until ``stopping`` is set, then leave."""
+    async def run(self, stopping: Stopping) -> int | None:
+        """Serve and train until ``stopping`` is set, then leave.
+
+        Or until another block has more need of this machine; returns that block.
+        """
         await self.server.start()
         address = announced_address(self.config, self.client.identity.peer, self.server.port)
         reporter = Reporter(self.client, self.store, self.report, address)
@@ -146,11 +168,27 @@ class Node:
                         "worker": self.worker.run(),
                     }.items()
                 ]
-                await stopping.wait()
+                next_block = await self._until_it_ends(stopping)
                 for task in running:
                     task.cancel()
         finally:
             await self._leave(reporter)
+        return next_block
+
+    async def _until_it_ends(self, stopping: Stopping) -> int | None:
+        if self.placing is None:
+            await stopping.wait()
+            return None
+        stopped, moved = asyncio.create_task(stopping.wait()), asyncio.create_task(self.placing.run())
+        try:
+            await asyncio.wait((stopped, moved), return_when=asyncio.FIRST_COMPLETED)
+            if stopped.done():
+                return None
+            log.info("node.moving", block=self.block, to=moved.result())
+            return moved.result()
+        finally:
+            stopped.cancel()
+            moved.cancel()
 
     async def _leave(self, reporter: Reporter) -> None:
         with suppress(TimeoutError):
@@ -216,19 +254,6 @@ def announced_host(config: NodeConfig) -> str:
             return str(probe.getsockname()[0])
         except OSError:
             return "127.0.0.1"
-
-
-async def _choose_block(client: Client) -> int:
-    """The block with the fewest live replicas; of several, any, so that joiners spread."""
-    nodes = await client.directory.all_nodes(client.run.model.blocks)
-    return lacking_block(client.run, nodes, secrets.randbelow(2**31))
-
-
-def lacking_block(run: RunSpec, nodes: dict[str, NodeRecord], draw: int) -> int:
-    """Index of a block with the fewest replicas; ``draw`` decides among equals."""
-    replicas = [sum(record.block == block for record in nodes.values()) for block in range(run.model.blocks)]
-    fewest = [block for block, count in enumerate(replicas) if count == min(replicas)]
-    return fewest[draw % len(fewest)]
 
 
 def _configuration(

@@ -17,6 +17,9 @@ from spheroid_node.wire.tensors import encoded_size
 
 log = structlog.get_logger()
 
+KEEP_ROUNDS = 10
+"""What is older was learnt from a version that is too far back to be of use."""
+
 
 class Outbox:
     """A file a group in ``directory``, which is written as a whole or not at all."""
@@ -24,11 +27,11 @@ class Outbox:
     def __init__(self, run: RunSpec, directory: Path) -> None:
         self._run, self._directory = run, directory
 
-    def save(self, group: str, contributor: Contributor) -> None:
-        """Never raises: a disk that is full costs what would be lost with the process, and no more."""
+    def save(self, group: str, contributor: Contributor, round: int) -> None:
+        """As it is in ``round``. Never raises: a full disk costs what would be lost with the process."""
         kept = contributor.kept()
         tensors = {"residual": kept.residual}
-        metadata = {"run": self._run.run_id, "group": group}
+        metadata = {"run": self._run.run_id, "group": group, "round": str(round)}
         if kept.submission is not None and kept.sent is not None:
             tensors["sent"] = kept.sent
             tensors["payload"] = np.frombuffer(kept.submission.payload, dtype=np.uint8)
@@ -41,8 +44,8 @@ class Outbox:
         except OSError as error:
             log.error("outbox.not_saved", group=group, cause=error.strerror or str(error))
 
-    def restore(self, group: str, contributor: Contributor) -> Submission | None:
-        """Go on from what was saved; returns the update that was open, if any.
+    def restore(self, group: str, contributor: Contributor, round: int) -> Submission | None:
+        """Go on in ``round`` from what was saved; returns the update that was open, if any.
 
         A file that does not fit is left aside, as if nothing had been saved.
         """
@@ -50,14 +53,18 @@ class Outbox:
         if not path.exists():
             return None
         try:
-            kept = self._read(path, group, len(contributor.residual.vector))
+            saved, kept = self._read(path, group, len(contributor.residual.vector))
         except (CheckpointInvalid, RunMismatch, WireError, KeyError, ValueError) as error:
             log.error("outbox.damaged", group=group, file=str(path), cause=str(error))
+            return None
+        if round - saved > KEEP_ROUNDS:
+            log.info("outbox.too_old", group=group, rounds=round - saved)
             return None
         contributor.resume(kept)
         return kept.submission
 
-    def _read(self, path: Path, group: str, elements: int) -> Kept:
+    def _read(self, path: Path, group: str, elements: int) -> tuple[int, Kept]:
+        """The round it was saved in, and what was kept."""
         metadata, tensors = read_tensors(path)
         if (metadata.get("run"), metadata.get("group")) != (self._run.run_id, group):
             raise ValueError("it is of another run or group")
@@ -72,7 +79,7 @@ class Outbox:
         for vector in (residual, sent):
             if vector is not None and (vector.shape != (elements,) or vector.dtype != np.float32):
                 raise ValueError("vectors of another shape")
-        return Kept(residual, sent, submission, receipt)
+        return int(metadata["round"]), Kept(residual, sent, submission, receipt)
 
     def _path(self, group: str) -> Path:
         return self._directory / f"{group}.safetensors"

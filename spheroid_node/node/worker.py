@@ -106,7 +106,9 @@ class Worker:
         resumed = -1
         submissions: dict[str, Submission] = {}
         for group, contributor in self._contributors.items():
-            submission = await asyncio.to_thread(self._outbox.restore, group, contributor)
+            submission = await asyncio.to_thread(
+                self._outbox.restore, group, contributor, self._slots.round_at(self._now())
+            )
             if submission is None:
                 continue
             round = submission.header.round
@@ -144,7 +146,8 @@ class Worker:
         return held
 
     async def _keep(self, group: str) -> None:
-        await asyncio.to_thread(self._outbox.save, group, self._contributors[group])
+        round = self._slots.round_at(self._now())
+        await asyncio.to_thread(self._outbox.save, group, self._contributors[group], round)
 
     async def _load(self, version: Held, vector: Vector) -> None:
         load = Load(

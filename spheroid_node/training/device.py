@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import psutil
 import torch
 
 from spheroid_node.errors import DeviceUnavailable, PrecisionUnavailable
@@ -26,6 +27,13 @@ def resolve_device(name: str) -> torch.device:
     if kind not in available or (index and not (index.isdecimal() and int(index) < counts[kind])):
         raise DeviceUnavailable(name, ("auto", *available))
     return torch.device(name)
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that a new process may take on ``device``; None where that cannot be known."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return int(psutil.virtual_memory().available) if device.type == "cpu" else None
 
 
 def resolve_precision(name: str, device: torch.device) -> bool:

@@ -40,6 +40,9 @@ CARD_OVERHEAD = GIB
 """What a card's memory does not give to tensors: the CUDA context with its kernels, workspaces of matrix
 multiplication, what PyTorch's allocator rounds up and leaves between tensors. An allowance, not measured."""
 
+CPU_FACTOR = 1.5
+"""What a trainer process on a CPU was seen to take, of what is planned."""
+
 FIRST, SECOND = block_group(0), block_group(1)
 
 MEASURED_LAYERS = 8
@@ -119,6 +122,14 @@ def end_to_end(run: RunSpec) -> RunSpec:
 def fits(needs: Needs, gib: float) -> bool:
     """Whether a card of ``gib`` GiB holds ``needs`` beside :data:`CARD_OVERHEAD`."""
     return needs.total + CARD_OVERHEAD <= gib * GIB
+
+
+def fitting_blocks(run: RunSpec, kind: DeviceKind, mixed: bool, free: int) -> frozenset[int]:
+    """Blocks that a machine with ``free`` bytes on its device can train."""
+    needed = {block: plan(run, block, kind, mixed).total for block in range(run.model.blocks)}
+    if kind == "cuda":
+        return frozenset(block for block, total in needed.items() if total + CARD_OVERHEAD <= free)
+    return frozenset(block for block, total in needed.items() if CPU_FACTOR * total <= free)
 
 
 def traffic(run: RunSpec, block: int, compression: str | None = None) -> Traffic:

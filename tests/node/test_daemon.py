@@ -13,7 +13,7 @@ from spheroid_node.config import NodeConfig
 from spheroid_node.errors import IdentityCopied
 from spheroid_node.net.identity import ephemeral_identity
 from spheroid_node.net.streams import Accept, Stream, StreamFailed
-from spheroid_node.node.daemon import Node, announced_address, announced_host, lacking_block
+from spheroid_node.node.daemon import Node, announced_address, announced_host
 from spheroid_node.node.models import HopModels
 from spheroid_node.node.report import RENEW_SECONDS, Report, Reporter
 from spheroid_node.node.state import StateDirectory
@@ -23,13 +23,6 @@ from spheroid_node.wire.messages import Error, HopAddress, Want
 from spheroid_node.wire.records import NODE_TTL
 
 from .conftest import Peer, World
-
-
-def test_auto_takes_a_block_with_the_fewest_replicas(world: World, tmp_path: Path) -> None:
-    for number, block in enumerate((0, 0, 1)):
-        Peer(world, block, tmp_path / str(number)).announce()
-    assert lacking_block(world.run, world.records, 12345) == 1
-    assert {lacking_block(world.run, {}, draw) for draw in range(8)} == {0, 1}
 
 
 def test_announced_host_is_the_one_given_then_the_one_listened_on(tmp_path: Path) -> None:

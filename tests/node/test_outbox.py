@@ -52,8 +52,8 @@ def filled(run: RunSpec, answered: bool = True) -> Contributor:
 def test_everything_comes_back(run: RunSpec, tmp_path: Path, answered: bool, compression: str) -> None:
     run = run.model_copy(update={"round": run.round.model_copy(update={"compression": compression})})
     before, after = filled(run, answered), contributor(run)
-    Outbox(run, tmp_path).save(GROUP, before)
-    submission = Outbox(run, tmp_path).restore(GROUP, after)
+    Outbox(run, tmp_path).save(GROUP, before, 7)
+    submission = Outbox(run, tmp_path).restore(GROUP, after, 8)
     one, other = before.kept(), after.kept()
     np.testing.assert_array_equal(one.residual, other.residual)
     np.testing.assert_array_equal(one.sent, other.sent)  # type: ignore[arg-type]
@@ -62,34 +62,41 @@ def test_everything_comes_back(run: RunSpec, tmp_path: Path, answered: bool, com
     # What is restored can be settled and goes into the next update.
     assert before.settle(None) == after.settle(None) is False
     np.testing.assert_array_equal(before.residual.vector, after.residual.vector)
-    Outbox(run, tmp_path).save(GROUP, after)
-    assert Outbox(run, tmp_path).restore(GROUP, contributor(run)) is None
+    Outbox(run, tmp_path).save(GROUP, after, 8)
+    assert Outbox(run, tmp_path).restore(GROUP, contributor(run), 8) is None
 
 
 def test_nothing_was_saved(run: RunSpec, tmp_path: Path) -> None:
     made = contributor(run)
-    assert Outbox(run, tmp_path / "none").restore(GROUP, made) is None
+    assert Outbox(run, tmp_path / "none").restore(GROUP, made, 0) is None
     assert not made.residual.vector.any()
+
+
+def test_what_is_too_old_is_of_no_use(run: RunSpec, tmp_path: Path) -> None:
+    outbox, made = Outbox(run, tmp_path), contributor(run)
+    outbox.save(GROUP, filled(run), 7)
+    assert outbox.restore(GROUP, made, 18) is None and not made.residual.vector.any()
+    assert outbox.restore(GROUP, made, 17) is not None and made.residual.vector.any()
 
 
 @pytest.mark.parametrize("damage", ["cut", "garbage", "other run", "other group", "other shape"])
 def test_a_file_that_does_not_fit_is_left_aside(run: RunSpec, tmp_path: Path, damage: str) -> None:
     outbox, made = Outbox(run, tmp_path), contributor(run)
-    outbox.save(GROUP, filled(run))
+    outbox.save(GROUP, filled(run), 7)
     file = tmp_path / f"{GROUP}.safetensors"
     if damage == "cut":
         file.write_bytes(file.read_bytes()[:-10])
     elif damage == "garbage":
         file.write_bytes(b"x" * 100)
     elif damage == "other run":
-        Outbox(run.model_copy(update={"seed": 99}), tmp_path).save(GROUP, filled(run))
+        Outbox(run.model_copy(update={"seed": 99}), tmp_path).save(GROUP, filled(run), 7)
     elif damage == "other group":
         file.rename(tmp_path / "interface.safetensors")
     else:
-        Outbox(run, tmp_path).save(GROUP, Contributor(run, GROUP, 3))
+        Outbox(run, tmp_path).save(GROUP, Contributor(run, GROUP, 3), 7)
     group = "interface" if damage == "other group" else GROUP
     with capture_logs() as logs:
-        assert outbox.restore(group, made) is None
+        assert outbox.restore(group, made, 8) is None
     assert [entry["event"] for entry in logs] == ["outbox.damaged"]
     assert not made.residual.vector.any()
 
@@ -98,7 +105,7 @@ def test_a_full_disk_costs_nothing_now(run: RunSpec, tmp_path: Path) -> None:
     in_the_way = tmp_path / "outbox"
     in_the_way.write_bytes(b"")
     with capture_logs() as logs:
-        Outbox(run, in_the_way).save(GROUP, filled(run))
+        Outbox(run, in_the_way).save(GROUP, filled(run), 7)
     assert [entry["event"] for entry in logs] == ["outbox.not_saved"]
 
 
@@ -124,7 +131,9 @@ async def test_an_update_survives_its_worker_within_the_round(run: RunSpec, tmp_
     def saved() -> Any:
         made = Contributor(world.run, GROUP, elements(world.run, GROUP))
         return (
-            outbox.restore(GROUP, made) if (tmp_path / "outbox" / f"{GROUP}.safetensors").exists() else None
+            outbox.restore(GROUP, made, 0)
+            if (tmp_path / "outbox" / f"{GROUP}.safetensors").exists()
+            else None
         )
 
     async with asyncio.timeout(30):
