@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from spheroid_node.net.links import Link, LinkFailed
+from spheroid_node.net.links import Link, LinkClosed, LinkFailed
 from spheroid_node.node.access import Client
 from spheroid_node.node.collecting import Collector
 from spheroid_node.node.sync import Synchroniser
@@ -77,20 +77,28 @@ class Submitter:
                 )
         return None
 
-    async def await_manifest(self, delivery: Delivery, seconds: float) -> None:
-        """Follow the manifest that the aggregator sends on the update's own connection, and hang up."""
+    async def await_manifest(self, delivery: Delivery, seconds: float) -> bool:
+        """Follow the manifest that the aggregator sends on the update's own connection, and hang up.
+
+        False if the aggregator is gone: it may never send one.
+        """
         if delivery.link is None:
-            return
+            return True
         try:
             message = await delivery.link.receive(timeout=max(0.0, seconds))
-            if isinstance(message, ManifestMessage):
-                await self._sync.follow(delivery.aggregator, message.manifest)
+            if not isinstance(message, ManifestMessage):  # it leaves
+                return False
+            await self._sync.follow(delivery.aggregator, message.manifest)
+        except LinkClosed as error:
+            log.debug("round.aggregator_gone", aggregator=delivery.aggregator, cause=str(error))
+            return False
         except (LinkFailed, WireError, OSError, TimeoutError) as error:
             # The DHT has it too, or will have it: the settling loop asks there.
             log.debug("round.manifest_not_pushed", aggregator=delivery.aggregator, cause=str(error))
         finally:
             with contextlib.suppress(OSError, WireError):
                 await delivery.link.close()
+        return True
 
     async def _send(self, address: HopAddress, envelope: bytes, submission: Submission) -> Delivery:
         began = time.monotonic()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
+from collections.abc import Container
 from typing import Any
 
 import structlog
@@ -118,7 +119,7 @@ class Worker:
             log.info("round.handed_in_again", round=round, group=group)
         if submissions:
             await asyncio.gather(*map(self._sync.sync, submissions))
-            await self._settle(resumed, await self._hand_in(resumed, submissions))
+            await self._settle(resumed, submissions, await self._hand_in(resumed, submissions))
         return resumed
 
     def _next_round(self, done: int) -> int:
@@ -180,11 +181,12 @@ class Worker:
             return
         # Training for a round may begin in the slot before, as soon as its versions are there.
         await sleep_until(self._now, self._slots.start(round))
-        deliveries = await self._submit(round, held, trained)
+        submissions = await self._prepared(round, held, trained)
+        deliveries = await self._hand_in(round, submissions)
         if took := [delivery.seconds for delivery in deliveries.values() if delivery is not None]:
             self._pace.uploaded(max(took))
         self._note_lateness(deliveries)
-        await self._settle(round, deliveries)
+        await self._settle(round, submissions, deliveries)
         await self._save()
         log.info(
             "node.traffic",
@@ -224,10 +226,10 @@ class Worker:
         )
         return reply
 
-    async def _submit(
+    async def _prepared(
         self, round: int, held: dict[str, Held], trained: dict[str, Any]
-    ) -> dict[str, Delivery | None]:
-        """Hand in the updates of all groups at once."""
+    ) -> dict[str, Submission]:
+        """The updates of all groups, on disk before anybody has them."""
         submissions = {}
         for group in self._groups:
             version = held[group]
@@ -240,36 +242,45 @@ class Worker:
             except ValueError as error:  # not finite: it is never submitted
                 raise TrainerFailed(str(error)) from error
             await self._keep(group)
-        return await self._hand_in(round, submissions)
+        return submissions
 
     async def _hand_in(self, round: int, submissions: dict[str, Submission]) -> dict[str, Delivery | None]:
+        """Hand in the updates of all groups at once."""
         results = await asyncio.gather(*(self._deliver(round, item) for item in submissions.values()))
         deliveries = dict(zip(submissions, results, strict=True))
         self._report.round = round
         for group, delivery in deliveries.items():
             if delivery is not None:
-                self._contributors[group].answered(delivery.receipt)
-                await self._keep(group)
-                self._report.verdicts[delivery.receipt.verdict] += 1
+                await self._answered(group, delivery)
         self._report.touch()
         return deliveries
 
-    async def _deliver(self, round: int, submission: Submission) -> Delivery | None:
+    async def _answered(self, group: str, delivery: Delivery) -> None:
+        self._contributors[group].answered(delivery.receipt)
+        await self._keep(group)
+        self._report.verdicts[delivery.receipt.verdict] += 1
+
+    async def _deliver(
+        self, round: int, submission: Submission, lost: Container[str] = ()
+    ) -> Delivery | None:
+        """To the first in the ranking that answers and is not ``lost``."""
         nodes = await self._sync.nodes()
         group = submission.header.group
         eligible = {peer for peer, record in nodes.items() if owns(record, group)}
         eligible.add(self._client.identity.peer)
-        ranked = ranking(self._run.run_id, group, round, eligible)
+        ranked = [peer for peer in ranking(self._run.run_id, group, round, eligible) if peer not in lost]
         return await self._submitter.deliver(submission, ranked, nodes)
 
     # --- after it ---------------------------------------------------------------------------------
 
-    async def _settle(self, round: int, deliveries: dict[str, Delivery | None]) -> None:
+    async def _settle(
+        self, round: int, submissions: dict[str, Submission], deliveries: dict[str, Delivery | None]
+    ) -> None:
         """Wait until every watched group has its version of ``round``, or the slot is over."""
         end = self._slots.end(round)
         pushed = [
-            asyncio.create_task(self._submitter.await_manifest(delivery, end - self._now()))
-            for delivery in deliveries.values()
+            asyncio.create_task(self._see_through(round, submissions[group], delivery))
+            for group, delivery in deliveries.items()
             if delivery is not None
         ]
         try:
@@ -288,6 +299,21 @@ class Worker:
                 if delivery is not None and delivery.link is not None:
                     delivery.link.abort()  # also of a task that was cancelled before it began
         self._report.touch()
+
+    async def _see_through(self, round: int, submission: Submission, delivery: Delivery) -> None:
+        """Wait for the manifest; where the aggregator is lost before τ, the next in rank takes over."""
+        group, lost = submission.header.group, set[str]()
+        following: Delivery | None = delivery
+        while following is not None:
+            if await self._submitter.await_manifest(following, self._slots.end(round) - self._now()):
+                return
+            lost.add(following.aggregator)
+            if self._now() >= self._slots.deadline(round):
+                return
+            log.warning("round.aggregator_lost", round=round, group=group, aggregator=following.aggregator)
+            following = await self._deliver(round, submission, lost)
+            if following is not None:
+                await self._answered(group, following)
 
     def _waiting_for(self, round: int) -> list[str]:
         return [group for group in self._watched if self._store.newest(group).round < round]
