@@ -78,7 +78,7 @@ def better_block(
         for name, record in nodes.items()
         if record.block == own.block and record.state == "online"
     }
-    if len(replicas) < 2 or max(replicas, key=lambda name: (replicas[name].started, name)) != peer:
+    if max(replicas, key=lambda name: (replicas[name].started, name)) != peer:
         return None
     strength, speed = _strength(run, nodes), _speeds(nodes)[peer]
     target = lacking_block(run, nodes, 0, fitting)

@@ -78,8 +78,9 @@ async def test_a_node_serves_and_dials_over_libp2p_too(world: World, tmp_path: P
         for peer in (Peer(world, block, tmp_path / str(block)) for block in (0, 1))
     )
     with StateDirectory(tmp_path / "state") as state:
-        config = NodeConfig(state_dir=tmp_path, host="127.0.0.1")
+        config = NodeConfig(state_dir=tmp_path, host="127.0.0.1", cache_mb=7)
         node = Node(config, one, state, 0, cast(Any, SimpleNamespace(device="cpu")))
+        assert node.hops._limits.cache_bytes == 7_000_000
         await node.server.start()
         link = await two.dial(HopAddress(peer=one.identity.peer, host="127.0.0.1", port=1), "transfer")
         assert link.via == "libp2p"

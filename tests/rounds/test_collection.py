@@ -293,8 +293,9 @@ def test_an_update_of_zeros_clips_nobody(run: RunSpec, parcel: Make) -> None:
     assert (collection.scale("a"), collection.scale("b")) == (1.0, 1.0)
 
 
-def test_the_plain_mean_clips_nothing(run: RunSpec, collect: Make, parcel: Make) -> None:
-    plain = run.model_copy(update={"round": run.round.model_copy(update={"aggregation": "mean"})})
+@pytest.mark.parametrize("rule", ["mean", "trimmed-mean", "median"])
+def test_other_rules_clip_nothing(run: RunSpec, collect: Make, parcel: Make, rule: str) -> None:
+    plain = run.model_copy(update={"round": run.round.model_copy(update={"aggregation": rule})})
     collection = collect("a", run=plain)
     submit(collection, "a", parcel([90.0, 0, 0, 0, 0, 0], run=plain.run_id))
     assert collection.scale("a") == 1.0
