@@ -8,6 +8,7 @@ own is in :mod:`spheroid_node.training.diagnosis`.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,8 @@ from spheroid_node.model.randomness import position_noise
 from spheroid_node.training.device import mixed_precision
 
 EVALUATION_BATCH = 16
+
+LARGEST_EXPONENT = math.log(sys.float_info.max)
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,9 @@ class Evaluation:
     def of(cls, ce: list[float], ce_readout: float, ce_mean_log_probs: float, count: int) -> Evaluation:
         """With the figures that follow from the others; ``count`` predicted bytes."""
         bits = ce_readout / math.log(2)
-        return cls(ce, ce_readout, ce_mean_log_probs, math.exp(ce_readout), bits, count)
+        # A model that was ruined can be so wrong that its perplexity is no float any more.
+        perplexity = math.inf if ce_readout > LARGEST_EXPONENT else math.exp(ce_readout)
+        return cls(ce, ce_readout, ce_mean_log_probs, perplexity, bits, count)
 
 
 @torch.no_grad()

@@ -11,12 +11,17 @@ from spheroid_node.model.composed import ComposedModel
 from spheroid_node.model.parameters import flatten, group_module
 from spheroid_node.model.randomness import position_noise
 from spheroid_node.run import RunSpec
-from spheroid_node.training.evaluation import from_noise
+from spheroid_node.training.evaluation import Evaluation, from_noise
 from spheroid_node.training.local import LocalTrainer
 from spheroid_node.training.text import Text, held_out_windows
 from tests.training.trained import fresh, trained
 
 MakeRun = Callable[..., RunSpec]
+
+
+def test_a_ruined_model_is_measured_too() -> None:
+    assert Evaluation.of([9000.0], 9000.0, 9000.0, 8).perplexity == math.inf
+    assert math.isnan(Evaluation.of([math.nan], math.nan, math.nan, 8).perplexity)
 
 
 @pytest.mark.parametrize("denoiser", ["evidence", "edm"])
