@@ -78,8 +78,8 @@ class Engine:
         self._recent: deque[float] = deque(maxlen=64)
         self._alone: BlockCache | None = None
         """Of the text that all has been computed for lately."""
-        self._brief = 0.0
-        """Seconds a position of its last step; 0 if that is not known."""
+        self._last = 0.0, 1
+        """Seconds and positions of its last step; 0 seconds if that is not known."""
 
     @property
     def position_seconds(self) -> float:
@@ -99,7 +99,10 @@ class Engine:
         return await work.done
 
     def _is_brief(self, work: Work) -> bool:
-        return work.cache is self._alone and 0 < self._brief * work.piece.count <= BRIEF_SECONDS
+        seconds, count = self._last
+        # Fewer positions take hardly less: the weights have to be read all the same.
+        expected = seconds * max(1.0, work.piece.count / count)
+        return work.cache is self._alone and 0 < expected <= BRIEF_SECONDS
 
     async def _compute_all(self) -> None:
         batch: list[Work] = []
@@ -161,10 +164,10 @@ class Engine:
 
     def _learn(self, batch: Sequence[Work], seconds: float) -> None:
         lone = batch[0] if len(batch) == 1 else None
-        self._brief = 0.0
+        self._last = 0.0, 1
         if lone is not None:
             if lone.cache is self._alone:
-                self._brief = seconds / lone.piece.count
+                self._last = seconds, lone.piece.count
             if lone.piece.count == 1:
                 self._recent.append(seconds)
         self._alone = None if lone is None else lone.cache

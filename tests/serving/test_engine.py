@@ -72,6 +72,32 @@ async def test_what_takes_long_never_does(
     assert not any(here)
 
 
+async def test_a_few_positions_after_many_are_not_taken_for_brief(
+    engine: tuple[Engine, list[bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of few positions takes nearly as long as one of many, not a share of it."""
+    made, here = engine
+    work, seconds = text(), [0.001, 0.060, 0.060]
+    monkeypatch.setattr(engines.time, "perf_counter", _clock(seconds))
+    for count in (8, 20, 20, 1):
+        await made.run(work(count))
+    assert not any(here)
+
+
+def _clock(steps: list[float]) -> Any:
+    """Read twice a step, which takes what comes next; the last one again and again."""
+    now, reads = 0.0, 0
+
+    def read() -> float:
+        nonlocal now, reads
+        reads += 1
+        if reads % 2 == 0:
+            now += steps[min(reads // 2 - 1, len(steps) - 1)]
+        return now
+
+    return read
+
+
 async def test_a_step_that_cannot_be_computed_fails_in_the_loop_too(
     engine: tuple[Engine, list[bool]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
