@@ -18,11 +18,13 @@ from spheroid_node.run import ModelSpec
 
 WORKERS = 6
 LOCAL_STEPS = 10
-ROUNDS = 24
+ROUNDS = 16
 MODEL = ModelSpec(blocks=1, layers=2, width=64, heads=4, window=64)
 RULES = ("mean", "clipped", "trimmed-mean", "median")
 ATTACKS = ("flipped", "scaled", "random")
 REFUSED = ("nan", "stale")
+TOP = 3.0
+"""Of the figure, nats a byte."""
 
 
 def arm(rule: str, attack: str = "", hostile: int = 0) -> Arm:
@@ -45,7 +47,7 @@ def cases() -> list[tuple[str, str, int]]:
 
 
 def figure(rows: list[dict[str, Any]]) -> None:
-    """CE of every rule under every attack; the honest run is the line that they should not leave."""
+    """CE of every rule under every attack; what is off the scale stands at its upper end with its figure."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -55,9 +57,11 @@ def figure(rows: list[dict[str, Any]]) -> None:
     figure, axes = pyplot.subplots(figsize=(8, 4.2), layout="constrained")
     for rule in RULES:
         ce = [next(r["ce"] for r in rows if r["arm"] == f"{rule}, {kind}") for kind in kinds]
-        axes.plot(kinds, ce, marker="o", label=rule)
+        axes.plot(kinds, [min(value, TOP) for value in ce], marker="o", label=rule)
+        for kind, value in zip(kinds, ce, strict=True):
+            if value > TOP:
+                axes.annotate(f"{rule}: {value:,.0f}", (kind, TOP), (8, -4), textcoords="offset points")
     axes.axhline(next(r["ce"] for r in rows if r["arm"] == "mean, honest"), color="grey", linestyle=":")
-    axes.set_yscale("log")
     axes.set_ylabel("cross-entropy on held-out text, nats a byte")
     axes.set_title("Of six workers, these are hostile")
     axes.grid(alpha=0.3)

@@ -49,6 +49,7 @@ def test_an_arm_is_played_again_once_it_has_changed(monkeypatch: pytest.MonkeyPa
         Arm(arm.name, arm.run, 204_800, regime="mild"),
         Arm(arm.name, arm.run, 204_800, method="fedavg"),
         Arm(arm.name, arm.run, 204_800, replicas=2),
+        Arm(arm.name, arm.run, 204_800, attack="flipped", hostile=1),
     ):
         assert arms._kept("table", other, 1) is None
 
