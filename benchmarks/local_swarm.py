@@ -22,18 +22,28 @@ START_SECONDS = 240.0
 
 
 class LocalSwarm:
-    """A bootstrap, and workers by name."""
+    """A bootstrap or more, and workers by name."""
+
+    bootstrap: Child
 
     def __init__(self, folder: Path, run: RunSpec, children: Children) -> None:
         self.folder, self.run, self.workers = folder, run, dict[str, Child]()
         self._children = children
-        run_file = folder / "run.toml"
-        run_file.write_text(to_toml(run))
-        arguments = ["--run", str(run_file), "--state-dir", str(folder / "bootstrap"), *self._shared()]
-        children.start("bootstrap", ["bootstrap", *arguments])
-        self.address = wait_for(
-            "the bootstrap", lambda: left_addresses(runtime_dir()).get(run.run_id), START_SECONDS
-        )
+        self._run_file = folder / "run.toml"
+        self._run_file.write_text(to_toml(run))
+        self.address = ""
+        self.address = self.start_bootstrap("bootstrap")
+
+    def start_bootstrap(self, name: str, *more: str) -> str:
+        """Start a bootstrap, the newest in :attr:`bootstrap`; returns its address once it has one."""
+        arguments = ["--run", str(self._run_file), "--state-dir", str(self.folder / name), *self._shared()]
+        self.bootstrap = self._children.start(name, ["bootstrap", *arguments, *more])
+
+        def address() -> str | None:
+            found = left_addresses(runtime_dir()).get(self.run.run_id)
+            return found if found != self.address else None
+
+        return wait_for("the bootstrap", address, START_SECONDS)
 
     def join(self, block: int, name: str, text: Sequence[str] = ()) -> Child:
         """Start a worker of one thread. ``text`` are its --data and --held-out options."""

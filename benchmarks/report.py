@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+PLACES = {"--data": "DATA", "--models": "MODELS"}
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -62,8 +63,6 @@ def write_result(
 
 
 def _command() -> str:
-    """What was typed; where the data lies on this machine is nobody's concern."""
-    words = [
-        "DATA" if before == "--data" else word for before, word in itertools.pairwise(["", *sys.argv[1:]])
-    ]
+    """What was typed; where things lie on this machine is nobody's concern."""
+    words = [PLACES.get(before, word) for before, word in itertools.pairwise(["", *sys.argv[1:]])]
     return shlex.join(["python", "-m", f"benchmarks.{Path(sys.argv[0]).stem}", *words])

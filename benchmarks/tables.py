@@ -84,9 +84,21 @@ TABLES: dict[str, dict[str, Column]] = {
         "activations": lambda row: f"{row['activations_mb']:.1f} MB",
         "arithmetic in all": lambda row: f"{row['flops_total'] / 1e12:.0f} TFLOP",
     },
+    "hostile": {
+        "rule": lambda row: str(row["rule"]),
+        "of six workers": lambda row: f"{row['hostile']} {row['attack']}" if row["hostile"] else "all honest",
+        "CE": lambda row: f"{row['ce']:,.3f}",
+        "worse than honest by": lambda row: f"{row['delta']:,.3f}",
+    },
+    "recovery": {
+        "killed": lambda row: f"{row['phase_s']:.1f} s into its slot",
+        "the group's next version": lambda row: f"after {row['next_version_s']:.1f} s",
+        "the worker trains again": lambda row: f"{row['trains_again_s']:.1f} s after its start",
+    },
     "serving_drafts": {
         "read-out": lambda row: str(row["readout"]),
         "temperature": plain("temperature", 1),
+        "branches": lambda row: f"{row['branches']} at most" if row["branches"] else "none",
         "bytes a sweep": plain("bytes_per_sweep", 2),
         "the same text": lambda row: f"{row['identical']} of {row['texts']}",
     },
@@ -98,7 +110,18 @@ TABLES: dict[str, dict[str, Column]] = {
         "sweeps": lambda row: f"{row['sweeps']:.0f}" if "sweeps" in row else "128",
         "CE of the text": lambda row: f"{row['ce']:.2f}" if "ce" in row else "",
     },
-    "serving_hop": {"": lambda row: str(row["what"]), "ms": plain("ms", 3)},
+    "serving_one_sweep": {
+        "": lambda row: str(row["what"]),
+        "temperature": plain("temperature", 1),
+        "CE of the text": plain("ce", 2),
+        "of its first 8 bytes": plain("ce_first_8", 2),
+        "of its first": plain("ce_first", 2),
+    },
+    "serving_hop": {
+        "": lambda row: str(row["what"]),
+        "there and back": lambda row: f"{row['ms']:.3f} ms",
+        "without a computation of": lambda row: f"{row['compute_ms']:.2f} ms",
+    },
     "serving_failover": {
         "trials": plain("trials"),
         "median pause": lambda row: f"{row['median_s']:.2f} s",
