@@ -279,7 +279,7 @@ class Worker:
         """Wait until every watched group has its version of ``round``, or the slot is over."""
         end = self._slots.end(round)
         pushed = [
-            asyncio.create_task(self._see_through(round, submissions[group], delivery))
+            asyncio.create_task(self._see_through(round, submissions[group], deliveries))
             for group, delivery in deliveries.items()
             if delivery is not None
         ]
@@ -300,20 +300,21 @@ class Worker:
                     delivery.link.abort()  # also of a task that was cancelled before it began
         self._report.touch()
 
-    async def _see_through(self, round: int, submission: Submission, delivery: Delivery) -> None:
+    async def _see_through(
+        self, round: int, submission: Submission, deliveries: dict[str, Delivery | None]
+    ) -> None:
         """Wait for the manifest; where the aggregator is lost before τ, the next in rank takes over."""
         group, lost = submission.header.group, set[str]()
-        following: Delivery | None = delivery
-        while following is not None:
-            if await self._submitter.await_manifest(following, self._slots.end(round) - self._now()):
+        while (delivery := deliveries[group]) is not None:
+            if await self._submitter.await_manifest(delivery, self._slots.end(round) - self._now()):
                 return
-            lost.add(following.aggregator)
+            lost.add(delivery.aggregator)
             if self._now() >= self._slots.deadline(round):
                 return
-            log.warning("round.aggregator_lost", round=round, group=group, aggregator=following.aggregator)
-            following = await self._deliver(round, submission, lost)
-            if following is not None:
-                await self._answered(group, following)
+            log.warning("round.aggregator_lost", round=round, group=group, aggregator=delivery.aggregator)
+            deliveries[group] = successor = await self._deliver(round, submission, lost)
+            if successor is not None:
+                await self._answered(group, successor)
 
     def _waiting_for(self, round: int) -> list[str]:
         return [group for group in self._watched if self._store.newest(group).round < round]
