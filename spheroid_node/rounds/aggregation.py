@@ -92,6 +92,12 @@ def payload_facts(chunks: Iterable[bytes | memoryview], dtype: str) -> PayloadFa
     return meter.facts()
 
 
+def check_weight(weight: float, scale: float) -> None:
+    """Raise :class:`ValueError` for what no update may count."""
+    if not (weight > 0 and isfinite(weight) and isfinite(scale)):
+        raise ValueError(f"weight {weight} and scale {scale} of an update must be positive and finite")
+
+
 class Accumulator:
     """Weighted mean of updates of ``elements`` values, added one at a time.
 
@@ -109,8 +115,7 @@ class Accumulator:
 
         Raises :class:`ValueError` for a weight that is not positive or a payload of another length.
         """
-        if not (weight > 0 and isfinite(weight) and isfinite(scale)):
-            raise ValueError(f"weight {weight} and scale {scale} of an update must be positive and finite")
+        check_weight(weight, scale)
         size = encoded_size(len(self._sum), dtype)
         payload = bytearray()
         for chunk in chunks:

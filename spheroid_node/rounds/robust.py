@@ -7,12 +7,12 @@ whatever its tokens: a weight that an update brings itself is a say that it coul
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from math import isfinite
 from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from spheroid_node.rounds.aggregation import check_weight
 from spheroid_node.wire.tensors import Vector, decode_vector, encoded_size, parts
 
 Keep = Callable[[], IO[bytes]]
@@ -39,8 +39,7 @@ class Sorter:
 
         Raises :class:`ValueError` for a weight that is not positive or a payload of another length.
         """
-        if not (weight > 0 and isfinite(weight) and isfinite(scale)):
-            raise ValueError(f"weight {weight} and scale {scale} of an update must be positive and finite")
+        check_weight(weight, scale)
         size, place = encoded_size(self._elements, dtype), self._keep()
         try:
             written = sum(place.write(chunk) for chunk in chunks)
