@@ -24,7 +24,7 @@ from spheroid_node.node.collecting import Collector
 from spheroid_node.node.models import HopModels
 from spheroid_node.node.neighbours import Neighbours
 from spheroid_node.node.outbox import Outbox
-from spheroid_node.node.placing import Placing, choose_block, fitting
+from spheroid_node.node.placing import Placing, blocks_that_fit, choose_block
 from spheroid_node.node.report import Report, Reporter
 from spheroid_node.node.signals import Stopping
 from spheroid_node.node.state import StateDirectory
@@ -71,7 +71,7 @@ async def _live(config: NodeConfig, block: int | None, state: StateDirectory, st
             raise NotAllowed(client.run.run_id, identity.peer)
         placing: Placing | None = None
         if block is None:
-            able = await asyncio.to_thread(fitting, client.run, config.device, config.precision)
+            able = await asyncio.to_thread(blocks_that_fit, client.run, config.device, config.precision)
             block, placing = await choose_block(client, able), Placing(client, able)
         client.run.check_block(block)
         next_block: int | None = block

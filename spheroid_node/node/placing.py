@@ -27,7 +27,7 @@ SPREAD_SECONDS = 3.0
 """A joiner waits up to so long before it looks, so that several that start at once see each other."""
 
 
-def fitting(run: RunSpec, device: str, precision: str) -> frozenset[int]:
+def blocks_that_fit(run: RunSpec, device: str, precision: str) -> frozenset[int]:
     """Blocks that this machine can train. Raises :class:`NoBlockFits`, and for a device that is not there."""
     from spheroid_node.training.plan import fitting_blocks, plan
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from spheroid_node.errors import NoBlockFits
 from spheroid_node.node import placing
 from spheroid_node.node.access import Client
-from spheroid_node.node.placing import Placing, better_block, fitting, lacking_block
+from spheroid_node.node.placing import Placing, better_block, blocks_that_fit, lacking_block
 from spheroid_node.run import ModelSpec, RunSpec
 from spheroid_node.wire.records import NodeRecord
 
@@ -49,12 +49,12 @@ def test_who_has_not_trained_counts_as_one_like_the_others_and_who_leaves_not_at
 
 def test_only_what_fits_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lacking_block(RUN, swarm(record(0), record(2)), 3, {0, 2}) in {0, 2}
-    assert fitting(RUN, "cpu", "float32") == {0, 1, 2}
+    assert blocks_that_fit(RUN, "cpu", "float32") == {0, 1, 2}
     monkeypatch.setattr(placing, "free_memory", lambda device: 1000)
     with pytest.raises(NoBlockFits, match="GB to train"):
-        fitting(RUN, "cpu", "float32")
+        blocks_that_fit(RUN, "cpu", "float32")
     monkeypatch.setattr(placing, "free_memory", lambda device: None)
-    assert fitting(RUN, "cpu", "float32") == {0, 1, 2}
+    assert blocks_that_fit(RUN, "cpu", "float32") == {0, 1, 2}
 
 
 def test_blocks_with_copies_of_others_need_more() -> None:
