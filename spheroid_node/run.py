@@ -108,8 +108,12 @@ class TrainingSpec(_Section):
     mask_suffix: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the windows of which the blocks read only the beginning: from a random position on, MASK
     stands for the bytes. ``one-sweep`` decoding needs a model trained so. Targets stay the bytes."""
-    outer: Literal["average"] = "average"
-    """How the mean update becomes a version: it is added to the version before."""
+    outer: Literal["average", "nesterov"] = "average"
+    """How the mean update becomes a version: it is added to the version before, or it is the gradient of a
+    step of SGD with Nesterov momentum (DiLoCo)."""
+    outer_rate: PositiveFloat = 0.7
+    """``nesterov``: learning rate of that step."""
+    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
 
 
 class RoundSpec(_Section):
@@ -126,6 +130,15 @@ class RoundSpec(_Section):
     """``trimmed-mean``: share of the values of each element that is left out at either end."""
     max_update_norm: PositiveFloat = 1e4
     compression: Literal["fp16", "int8", "float32"] = "fp16"
+    screen: NonNegativeFloat = 0.0
+    """An update is refused if it makes the group's from-noise cross-entropy on held-out text worse by more
+    than this, nats a byte. 0: no update is tried out."""
+    screen_windows: Annotated[int, Field(gt=0, le=4096)] = 16
+    """Held-out windows that an update is tried on."""
+    shards: Annotated[int, Field(gt=0, le=256)] = 1
+    """Parts that the parameters of a group are cut into; each gains versions by itself."""
+    shard_above: PositiveInt = 50
+    """Live replicas of a group up to which one peer aggregates all its shards; above, each elects its own."""
 
     @model_validator(mode="after")
     def _settles_within_period(self) -> RoundSpec:
