@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import IO
@@ -15,6 +17,7 @@ from spheroid_node.model.parameters import elements
 from spheroid_node.net.links import Link, LinkClosed
 from spheroid_node.node.access import Client
 from spheroid_node.node.clock import LONGEST_NAP
+from spheroid_node.node.screening import Screening
 from spheroid_node.node.sync import Synchroniser
 from spheroid_node.node.versions import Held, VersionStore
 from spheroid_node.rounds.aggregation import PayloadFacts
@@ -47,13 +50,20 @@ class Collector:
     """Service ``round`` of a node: a :class:`Desk` behind links, and a task that closes each round."""
 
     def __init__(
-        self, client: Client, store: VersionStore, sync: Synchroniser, groups: tuple[str, ...], spool: Path
+        self,
+        client: Client,
+        store: VersionStore,
+        sync: Synchroniser,
+        groups: tuple[str, ...],
+        spool: Path,
+        screening: Screening,
     ) -> None:
         self._client = client
         self._store = store
         self._sync = sync
         self._groups = groups
         self._spool = spool
+        self._screening = screening
         self._slots = Slots.of(client.run.round)
         self._desk = Desk(client.run)
         self._turns = {group: asyncio.Lock() for group in groups}
@@ -83,7 +93,7 @@ class Collector:
             meter = offer.meter()
             for chunk in chunks(payload):
                 meter.feed(chunk)
-            answer = await self._deliver(offer, meter.facts(), chunks(payload))
+            answer = await self._deliver(offer, meter.facts(), lambda: chunks(payload))
         return offer.receipt(answer)
 
     async def _receive(self, link: Link, envelope: bytes) -> None:
@@ -99,7 +109,7 @@ class Collector:
                         raise WireError(ErrorCode.UNEXPECTED, f"chunk {meter.count} was expected")
                     meter.feed(chunk.data)
                     spool.write(chunk.data)
-                answer = await self._deliver(offer, meter.facts(), _chunks_of(spool))
+                answer = await self._deliver(offer, meter.facts(), partial(_chunks_of, spool))
         # Whoever has handed in an update waits on this link for the version it becomes part of.
         if offer.header.group in self._waiting:
             self._waiting[offer.header.group].append(link)
@@ -123,14 +133,30 @@ class Collector:
         return self._desk.offer(envelope, self._client.dht.time())
 
     async def _deliver(
-        self, offer: Offer, facts: PayloadFacts, parts: Iterator[bytes | memoryview]
+        self, offer: Offer, facts: PayloadFacts, read: Callable[[], Iterator[bytes | memoryview]]
     ) -> Answer:
+        """Try an update out if the run wants that, judge it, and add it; ``read`` gives its payload."""
         group = offer.header.group
+        facts = await self._tried(offer, facts, read)
         async with self._turns[group]:
             # In a thread: the sum of a large group takes longer than a loop may stand still.
-            answer = await asyncio.to_thread(self._desk.deliver, offer, facts, parts, self._client.dht.time())
+            answer = await asyncio.to_thread(
+                self._desk.deliver, offer, facts, read(), self._client.dht.time()
+            )
         self._changed[group].set()
         return answer
+
+    async def _tried(
+        self, offer: Offer, facts: PayloadFacts, read: Callable[[], Iterator[bytes | memoryview]]
+    ) -> PayloadFacts:
+        aggregator = self._desk.aggregator(offer.header.group)
+        assert aggregator is not None
+        collection = aggregator.collection
+        if not collection.is_worth_trying(offer.author, facts, self._client.dht.time()):
+            return facts
+        payload = await asyncio.to_thread(b"".join, read())
+        scale = collection.scale_of(facts.norm)
+        return replace(facts, worse_by=await self._screening.worse_by(offer.header, payload, scale))
 
     # --- the round --------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from spheroid_node.node.neighbours import Neighbours
 from spheroid_node.node.outbox import Outbox
 from spheroid_node.node.placing import Placing, blocks_that_fit, choose_block
 from spheroid_node.node.report import Report, Reporter
+from spheroid_node.node.screening import TrainerScreening
 from spheroid_node.node.signals import Stopping
 from spheroid_node.node.state import StateDirectory
 from spheroid_node.node.submitting import Submitter
@@ -115,7 +116,8 @@ class Node:
         self.report = Report(self.block, self.trainer.device)
         self.sync = Synchroniser(client, self.store)
         groups = run.worker_groups(self.block)
-        self.collector = Collector(client, self.store, self.sync, groups, self.state.spool)
+        screening = TrainerScreening(self.trainer, run.round.screen_windows)
+        self.collector = Collector(client, self.store, self.sync, groups, self.state.spool, screening)
         self.executor = ThreadPoolExecutor(1, thread_name_prefix="hop")
         self.hops = HopService(
             run,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import math
 import secrets
+import time
 from collections.abc import Container
-from typing import Any
 
 import structlog
 
@@ -20,6 +20,7 @@ from spheroid_node.node.report import Report
 from spheroid_node.node.submitting import Delivery, Submitter
 from spheroid_node.node.sync import Synchroniser
 from spheroid_node.node.trainer import TrainerProcess
+from spheroid_node.node.training import Trained, Training
 from spheroid_node.node.versions import Held, VersionStore
 from spheroid_node.rounds.collection import Base
 from spheroid_node.rounds.contribution import Contributor, Submission
@@ -27,15 +28,13 @@ from spheroid_node.rounds.election import ranking
 from spheroid_node.rounds.pacing import Pace
 from spheroid_node.rounds.slots import Slots
 from spheroid_node.run import INTERFACE_GROUP
-from spheroid_node.training.trainer_protocol import Evaluate, Load, Save, Train
+from spheroid_node.training.trainer_protocol import Evaluate, Load, Save, Take
 from spheroid_node.wire.codes import Verdict
-from spheroid_node.wire.tensors import Vector, decode_vector, encode_vector
+from spheroid_node.wire.tensors import decode_vector, encode_vector
 
 log = structlog.get_logger()
 
 LOAD_SECONDS = 120.0
-GRACE_SECONDS = 120.0
-"""Beyond its budget, what a trainer may take for the step it has begun before it counts as hung."""
 POLL_SECONDS = 0.5
 RESTART_SECONDS = 2.0
 PAUSE_SECONDS = 20.0
@@ -74,29 +73,44 @@ class Worker:
         }
         self._outbox = outbox
         self._pace = Pace()
+        self._training = Training(
+            trainer, self._pace, self._slots, client.run.training.local_steps, client.dht.time
+        )
         self._loaded: dict[str, bytes] = {}
+        """Digest of the version that the trainer has, of each group."""
+        self._carries_on = False
+        """Whether the trainer has learnt something that is in no update yet."""
+        self._done = -1
+        """The round that this worker is done with."""
         self._missed = 0
+        self._failures = 0
 
     async def run(self) -> None:
         """Take part in round after round, for ever. A trainer that dies costs the round it dies in."""
-        done, failures = await self._resume(), 0
+        self._done = await self._resume()
         while True:
-            round = self._next_round(done)
             try:
-                held = await self._prepare()
-                # A round that has its version takes nothing more: a newcomer begins with the next.
-                round = self._next_round(max(done, held[self._groups[0]].round))
-                done = round
-                await self._take_part(round, held)
-                failures = 0
-            except TrainerFailed as error:
-                failures += 1
-                log.error("trainer.failed", round=round, cause=error.problem)
-                await asyncio.sleep(RESTART_SECONDS)
-                self._loaded.clear()
-                # One that still answers is given one more try: after some errors of a GPU none succeeds.
-                if failures > 1 or not self._trainer.is_running:
-                    await self._restart_trainer()
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(self._training.run(), name="training")
+                    tasks.create_task(self._rounds(), name="rounds")
+            except* TrainerFailed as errors:
+                log.error("trainer.failed", round=self._done, cause=str(errors.exceptions[0]))
+            self._failures += 1
+            await asyncio.sleep(RESTART_SECONDS)
+            self._loaded.clear()
+            self._training.reset()
+            self._carries_on = False
+            # One that still answers is given one more try: after some errors of a GPU none succeeds.
+            if self._failures > 1 or not self._trainer.is_running:
+                await self._restart_trainer()
+
+    async def _rounds(self) -> None:
+        while True:
+            held = await self._prepare()
+            # A round that has its version takes nothing more: a newcomer begins with the next.
+            self._done = self._next_round(max(self._done, held[self._groups[0]].round))
+            await self._take_part(self._done, held)
+            self._failures = 0
 
     async def _resume(self) -> int:
         """Go on from what an earlier process had not seen in a version; returns the round it was done with.
@@ -130,39 +144,46 @@ class Worker:
     # --- before training --------------------------------------------------------------------------
 
     async def _prepare(self) -> dict[str, Held]:
-        """Bring all watched groups up to date, here and in the trainer."""
+        """Bring all watched groups up to date, here and in the trainer, which goes on training meanwhile."""
         synced = await asyncio.gather(*map(self._sync.sync, self._watched))
         held = dict(zip(self._watched, synced, strict=True))
         if self._run.interface == "frozen":
             held[INTERFACE_GROUP] = self._store.newest(INTERFACE_GROUP)
         for group, lag in self._copied.items():
             held[group] = await self._sync.behind(group, lag)
-        for group, version in held.items():
-            if self._loaded.get(group) != version.digest:
-                await self._load(version, version.vector)
-                self._loaded[group] = version.digest
         for group in self._groups:
             if self._contributors[group].settle(held[group].manifest) is not None:
                 await self._keep(group)
+        async with self._training.loading():
+            for group, version in held.items():
+                if group in self._groups or self._loaded.get(group) != version.digest:
+                    await self._load(version)
+            self._carries_on = True
+            await self._evaluate(held)
         return held
 
     async def _keep(self, group: str) -> None:
         round = self._slots.round_at(self._now())
         await asyncio.to_thread(self._outbox.save, group, self._contributors[group], round)
 
-    async def _load(self, version: Held, vector: Vector) -> None:
+    async def _load(self, version: Held) -> None:
+        """Own groups go on from the version with what is left over, and what was learnt meanwhile, on top."""
+        contributor = self._contributors.get(version.group)
+        left_over = None if contributor is None else contributor.left_over
         load = Load(
             group=version.group,
             version=version.version,
             steps=version.steps,
-            vector=encode_vector(vector, "float32"),
+            vector=encode_vector(version.vector, "float32"),
+            left_over=b"" if left_over is None else encode_vector(left_over, "float32"),
+            carry=contributor is not None and self._carries_on,
         )
         await self._trainer.request(load, LOAD_SECONDS)
+        self._loaded[version.group] = version.digest
 
     # --- a round ----------------------------------------------------------------------------------
 
     async def _take_part(self, round: int, held: dict[str, Held]) -> None:
-        await self._evaluate(round, held)
         stop_at = self._pace.stop_at(self._slots, round)
         if not self._pace.can_keep_up(self._slots):
             self._warn_too_slow()
@@ -170,21 +191,15 @@ class Worker:
             self._pace.skipped()
             await sleep_until(self._now, self._slots.start(round + 1))
             return
-        for group in self._groups:
-            # From here on the trainer does not hold the version any more.
-            self._loaded.pop(group, None)
-            await self._load(held[group], self._contributors[group].begin_from(held[group].vector))
-        trained = await self._train(round, stop_at - self._now())
-        if not trained["steps"]:
-            self._pace.skipped()
-            await sleep_until(self._now, self._slots.start(round + 1))
-            return
+        await self._training.until(stop_at)
         # Training for a round may begin in the slot before, as soon as its versions are there.
         await sleep_until(self._now, self._slots.start(round))
-        submissions = await self._prepared(round, held, trained)
+        began = time.monotonic()
+        submissions = await self._take(round, held)
+        took = time.monotonic() - began
         deliveries = await self._hand_in(round, submissions)
-        if took := [delivery.seconds for delivery in deliveries.values() if delivery is not None]:
-            self._pace.uploaded(max(took))
+        if sent := [delivery.seconds for delivery in deliveries.values() if delivery is not None]:
+            self._pace.uploaded(took + max(sent))
         self._note_lateness(deliveries)
         await self._settle(round, submissions, deliveries)
         await self._save()
@@ -195,54 +210,52 @@ class Worker:
             bytes_out=self._client.traffic.sent,
         )
 
-    async def _evaluate(self, round: int, held: dict[str, Held]) -> None:
+    async def _evaluate(self, held: dict[str, Held]) -> None:
         reply = await self._trainer.request(Evaluate(windows=EVALUATION_WINDOWS), LOAD_SECONDS)
         ce = reply["ce"][-1]
         self._report.from_noise_ce = ce if math.isfinite(ce) else None
         self._report.touch()
         log.info(
             "round.evaluated",
-            round=round,
+            round=self._slots.round_at(self._now()),
             block=self._report.block,
             ce=reply["ce"],
             versions={group: version.version for group, version in held.items()},
         )
 
-    async def _train(self, round: int, seconds: float) -> dict[str, Any]:
-        seconds = max(0.0, seconds)
-        reply = await self._trainer.request(
-            Train(round=round, max_steps=self._run.training.local_steps, seconds=seconds),
-            seconds + GRACE_SECONDS,
-        )
-        if reply["steps"]:
-            self._pace.stepped(reply["step_seconds"])
-            self._report.tokens_per_second = reply["tokens"] / max(reply["seconds"], 1e-9)
-            self._report.train_loss = reply["loss"]
-        log.info(
-            "round.trained",
-            round=round,
-            **{key: reply[key] for key in ("steps", "tokens", "seconds", "upstream_seconds", "loss")},
-            tokens_per_second=self._report.tokens_per_second,
-        )
-        return reply
-
-    async def _prepared(
-        self, round: int, held: dict[str, Held], trained: dict[str, Any]
-    ) -> dict[str, Submission]:
-        """The updates of all groups, on disk before anybody has them."""
+    async def _take(self, round: int, held: dict[str, Held]) -> dict[str, Submission]:
+        """The updates of all groups, on disk before anybody has them; training goes on after it."""
+        async with self._training.paused():
+            reply = await self._trainer.request(Take(), LOAD_SECONDS)
+            trained = self._training.take()
+        self._log_trained(round, trained)
         submissions = {}
         for group in self._groups:
             version = held[group]
             base = Base(version.version, version.digest, version.steps, version.norms)
-            update = decode_vector(trained["updates"][group], "float32")
+            update = decode_vector(reply["updates"][group], "float32")
             try:
                 submissions[group] = self._contributors[group].prepare(
-                    round, base, update, trained["steps"], trained["tokens"], secrets.token_bytes(16)
+                    round, base, update, trained.steps, trained.tokens, secrets.token_bytes(16)
                 )
             except ValueError as error:  # not finite: it is never submitted
                 raise TrainerFailed(str(error)) from error
             await self._keep(group)
         return submissions
+
+    def _log_trained(self, round: int, trained: Trained) -> None:
+        self._report.tokens_per_second = trained.tokens_per_second
+        self._report.train_loss = trained.loss
+        log.info(
+            "round.trained",
+            round=round,
+            steps=trained.steps,
+            tokens=trained.tokens,
+            seconds=trained.seconds,
+            upstream_seconds=trained.upstream_seconds,
+            loss=trained.loss,
+            tokens_per_second=trained.tokens_per_second,
+        )
 
     async def _hand_in(self, round: int, submissions: dict[str, Submission]) -> dict[str, Delivery | None]:
         """Hand in the updates of all groups at once."""

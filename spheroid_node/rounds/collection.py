@@ -126,11 +126,18 @@ class Collection:
             return entry.answer
         answer = self._timing(header, now) or self._unsound(header, facts) or ACCEPTED
         norm = facts.norm if facts.finite else header.norm
-        scale = self._scale_of(facts.norm) if answer is ACCEPTED else 1.0
+        scale = self.scale_of(facts.norm) if answer is ACCEPTED else 1.0
         self._entries[author] = _Entry(header, answer, norm, scale, final=True)
         if answer is ACCEPTED:
             self._accepted.append(author)
         return answer
+
+    def is_worth_trying(self, author: str, facts: PayloadFacts, now: float) -> bool:
+        """Whether the run screens updates, and this payload would be accepted if it were not to fail that."""
+        header = self._pending.get(author)
+        if header is None or not self.run.round.screen:
+            return False
+        return self._timing(header, now) is None and self._unsound(header, facts) is None
 
     def withdraw(self, author: str) -> None:
         """An accepted update could not be added after all: as if it had never come."""
@@ -163,13 +170,21 @@ class Collection:
         return float(min(self._entries[author].header.tokens, most))
 
     def scale(self, author: str) -> float:
-        """Factor ≤ 1 that brings an accepted update down to ``clip_factor`` × the median norm.
+        """The factor of an accepted update, as :meth:`scale_of` was when it came."""
+        return self._entries[author].scale
+
+    def scale_of(self, norm: float) -> float:
+        """Factor ≤ 1 that brings an update of this norm down to ``clip_factor`` × the median norm.
 
         The median is of the norms known before this one: those behind the base version and those accepted
         earlier in this round. So an outlier has no say in its own limit. It is 1 unless the rule is
         ``clipped``.
         """
-        return self._entries[author].scale
+        norms = [*self.base.norms, *(self._entries[author].norm for author in self._accepted)]
+        known = [value for value in norms if value > 0]
+        if self.run.round.aggregation != "clipped" or not known or norm == 0:
+            return 1.0
+        return min(1.0, self.run.round.clip_factor * median(known) / norm)
 
     def outcomes(self) -> list[UpdateOutcome]:
         """Every update as the manifest names it, by peer id; if there are too many, the accepted first."""
@@ -245,17 +260,14 @@ class Collection:
             return _refused(Reason.NOT_FINITE)
         if facts.norm > self.run.round.max_update_norm:
             return _refused(Reason.NORM_TOO_LARGE)
-        return _refused(Reason.NO_ROOM) if self._is_full() else None
+        if self._is_full():
+            return _refused(Reason.NO_ROOM)
+        # Not "above the limit": a NaN is not below it either.
+        spoils = facts.worse_by is not None and not facts.worse_by <= self.run.round.screen
+        return _refused(Reason.WORSE) if spoils else None
 
     def _is_full(self) -> bool:
         return len(self._accepted) >= MAX_UPDATES_NAMED
-
-    def _scale_of(self, norm: float) -> float:
-        norms = [*self.base.norms, *(self._entries[author].norm for author in self._accepted)]
-        known = [value for value in norms if value > 0]
-        if self.run.round.aggregation != "clipped" or not known or norm == 0:
-            return 1.0
-        return min(1.0, self.run.round.clip_factor * median(known) / norm)
 
 
 def _refused(reason: Reason) -> Answer:

@@ -19,7 +19,7 @@ from spheroid_node.wire.codes import Reason, Verdict
 from spheroid_node.wire.messages import Manifest, Receipt, UpdateHeader
 from spheroid_node.wire.tensors import Vector, decode_vector, encode_vector, payload_digest
 
-SPOILT = frozenset({Reason.NOT_FINITE, Reason.NORM_TOO_LARGE, Reason.DUPLICATE})
+SPOILT = frozenset({Reason.NOT_FINITE, Reason.NORM_TOO_LARGE, Reason.DUPLICATE, Reason.WORSE})
 """Refusals after which an update is dropped: sent again it would be refused again, or count twice."""
 
 
@@ -74,18 +74,19 @@ class Contributor:
         if kept.sent is not None and kept.submission is not None:
             self._open = _Open(kept.sent, kept.submission, kept.receipt)
 
-    def begin_from(self, version: Vector) -> Vector:
-        """Where local training begins: the version, and on top of it what this worker has left over.
+    @property
+    def left_over(self) -> Vector:
+        """What local training begins with, on top of the version.
 
         Training that began at the version itself would learn the same once more, and the next update would
         carry it twice: with one late round the step is nearly doubled, and the model thrown back.
         """
-        return self.residual.add_to(version)
+        return self.residual.vector
 
     def prepare(
         self, round: int, base: Base, update: Vector, steps: int, tokens: int, nonce: bytes
     ) -> Submission:
-        """The update of a round: what was learnt since :meth:`begin_from` and what was left over, compressed.
+        """The update of a round: what was learnt on top of :attr:`left_over`, and that, compressed.
 
         An update of an earlier round that is still open counts as not taken. Raises :class:`ValueError`
         for an update that is not finite or has another number of elements.

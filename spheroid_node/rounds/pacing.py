@@ -49,6 +49,16 @@ class Pace:
     def stop_at(self, slots: Slots, round: int) -> float:
         return stop_training_at(slots, round, self.upload_seconds, self.step_seconds)
 
+    def ahead(self, slots: Slots, most: int) -> int:
+        """Steps to train while an update is on its way, of the ``most`` that the next one may have.
+
+        As many as will not fit behind the new version: what is learnt from the old one is worth less.
+        """
+        if not self.step_seconds:
+            return most
+        later = slots.period - slots.settle - UPLOAD_MARGIN * self.upload_seconds
+        return max(0, most - max(0, int(later / self.step_seconds)))
+
     def needed(self) -> float:
         """Seconds that a slot must leave before τ for this machine to contribute one step."""
         return UPLOAD_MARGIN * self.upload_seconds + self.step_seconds

@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import ceil, nan
 
 import numpy as np
+from torch import Tensor
 
 from spheroid_node.model.randomness import stream
 from spheroid_node.run import LearningSpec, ModelSpec, RoundSpec, RunSpec, TrainingSpec
@@ -34,7 +35,15 @@ class DryLearner:
         self._run, self._seed, self._index = run, seed, index
         self._rounds = 0
 
-    def load(self, group: str, version: int, steps: int, vector: Vector) -> None:
+    def load(
+        self,
+        group: str,
+        version: int,
+        steps: int,
+        vector: Vector,
+        left_over: Vector | None = None,
+        carry: bool = False,
+    ) -> None:
         """Nothing that is learnt here depends on a version."""
 
     def reset_moments(self) -> None:
@@ -48,7 +57,14 @@ class DryLearner:
             steps=max_steps, tokens=tokens, seconds=0.0, loss=nan, step_seconds=0.0, upstream_seconds=0.0
         )
 
-    def update(self, group: str) -> Vector:
+    def is_at(self, group: str, version: int) -> bool:
+        """Never: there is no model to try an update on."""
+        return False
+
+    def screen(self, group: str, update: Vector, windows: Tensor) -> float | None:
+        return None
+
+    def take(self, group: str) -> Vector:
         """float32 [ELEMENTS]."""
         return stream(self._seed, 4, self._index, self._rounds).standard_normal(ELEMENTS, dtype=np.float32)
 

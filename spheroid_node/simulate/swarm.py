@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
 from math import fsum
@@ -13,7 +13,7 @@ from spheroid_node.model.composed import ComposedModel
 from spheroid_node.model.initial import initial_vector
 from spheroid_node.model.parameters import elements, group_module, unflatten_
 from spheroid_node.model.randomness import stream
-from spheroid_node.rounds.aggregation import next_version
+from spheroid_node.rounds.aggregation import PayloadFacts, next_version
 from spheroid_node.rounds.aggregator import Aggregator, NewVersion, Offer
 from spheroid_node.rounds.collection import Answer, Base
 from spheroid_node.rounds.election import ranking
@@ -83,7 +83,8 @@ class Swarm:
     ``run`` is the method's own: what its ``run_of`` gave. ``seed`` is of everything: machines, keys, mishaps,
     draws of text and, in place of the run's seed, version 0. Without ``text`` the swarm is dry
     (simulate/dry.py). ``precision`` and ``compiled`` are the trainers'. ``attacks`` says what some workers,
-    by number, do (simulate/hostile.py). Raises :class:`ValueError` if a block would be left without a worker.
+    by number, do (simulate/hostile.py). With ``overlap`` training goes on while updates and versions travel.
+    Raises :class:`ValueError` if a block would be left without a worker.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Swarm:
         precision: str = "float32",
         compiled: bool = False,
         attacks: Mapping[int, str] | None = None,
+        overlap: bool = False,
     ) -> None:
         if workers < run.model.blocks:
             raise ValueError(f"{run.model.blocks} blocks need as many workers at least, not {workers}")
@@ -105,6 +107,7 @@ class Swarm:
         self.run, self.text, self.regime, self.method, self._seed = run, text, regime, method, seed
         self._speed = precision, compiled
         self._attacks = attacks or {}
+        self._overlap = overlap
         self.slots = Slots.of(run.round)
         vectors = {group: initial_vector(run, group) if text else dry.vector() for group in run.groups}
         self.versions = {group: Version(vector, Base.initial(vector)) for group, vector in vectors.items()}
@@ -129,6 +132,9 @@ class Swarm:
         """Sent and received so far, by each worker."""
         self._windows = (
             held_out_windows(text.held_out, evaluation_windows, run.model.window) if text else None
+        )
+        self._screen = (
+            held_out_windows(text.held_out, run.round.screen_windows, run.model.window) if text else None
         )
         self._round = 0
         self._clock = Clock(self.slots.start(0))
@@ -200,22 +206,32 @@ class Swarm:
         round = self.slots.round_at(self._clock.now)
         sit_out = partial(self._clock.at, self.slots.start(round + 1), partial(self._begin, worker))
         if self._mishaps.away[worker.index]:
+            worker.idle_since = self.slots.start(round + 1)
             sit_out()
             return
         ready = self._clock.now + worker.machine.transfer_seconds(self._fetch(worker))
-        steps = worker.steps(self.slots, round, ready)
+        if self._overlap and worker.ahead is None and (ahead := worker.steps_ahead(self.slots, ready)):
+            worker.ahead = self._train(worker, ahead)
+            # A step that has begun is finished before the new versions are loaded.
+            ready = max(ready, worker.idle_since + ahead * worker.machine.step_seconds)
+        worker.synchronise(self.version, self._overlap)
+        left = self.run.training.local_steps - (worker.ahead.steps if worker.ahead else 0)
+        steps = worker.steps(self.slots, round, ready, left)
         outcome = self._train(worker, steps) if steps else None
+        worker.idle_since = ready + (outcome.steps if outcome else 0) * worker.machine.step_seconds
+        if worker.ahead is not None and (outcome or not left):
+            outcome, worker.ahead = worker.ahead.then(outcome) if outcome else worker.ahead, None
         if outcome is None:
             worker.pace.skipped()
             sit_out()
             return
-        trained = ready + outcome.steps * worker.machine.step_seconds
-        self._clock.at(trained, partial(self._submit, worker, round, outcome))
+        self._outcomes.append(outcome)
+        self._clock.at(worker.idle_since, partial(self._submit, worker, round, outcome))
 
     def _fetch(self, worker: Worker) -> int:
-        """Bring a worker up to date; returns the bytes it took. Who made a version sends it."""
+        """Send a worker what it has not got; returns the bytes it took. Who made a version sends it."""
         total = 0
-        for group in worker.synchronise(self.version):
+        for group in worker.outdated(self.version):
             size = encoded_size(self._elements[group], "float32")
             self._move(size, self._by_peer[self.chosen[group][0]], worker)
             total += size
@@ -229,7 +245,6 @@ class Swarm:
             outcome = worker.train(steps)
         except NonFiniteLoss:
             return None
-        self._outcomes.append(outcome)
         self.tokens[worker.block] += outcome.tokens
         return outcome
 
@@ -274,8 +289,18 @@ class Swarm:
         meter = offer.meter()
         for chunk in chunks(payload):
             meter.feed(chunk)
-        answer = leader.desk.deliver(offer, meter.facts(), chunks(payload), self._clock.now)
+        facts = self._tried(leader, offer, meter.facts(), payload)
+        answer = leader.desk.deliver(offer, facts, chunks(payload), self._clock.now)
         self._answer(worker, offer, answer)
+
+    def _tried(self, leader: Worker, offer: Offer, facts: PayloadFacts, payload: bytes) -> PayloadFacts:
+        aggregator = leader.desk.aggregator(offer.header.group)
+        assert aggregator is not None
+        collection = aggregator.collection
+        if self._screen is None or not collection.is_worth_trying(offer.author, facts, self._clock.now):
+            return facts
+        scale = collection.scale_of(facts.norm)
+        return replace(facts, worse_by=leader.screened(offer.header, payload, scale, self._screen))
 
     def _answer(self, worker: Worker, offer: Offer, answer: Answer) -> None:
         self._verdicts[answer.verdict] += 1
@@ -315,6 +340,7 @@ class Swarm:
         machine = self.regime.machine(self.run, self._seed, index)
         lengths = {group: len(version.vector) for group, version in self.versions.items()}
         worker = Worker(self.run, index, block, machine, learner, lengths, self._seed)
+        worker.idle_since = self.slots.start(0)
         # A node's first guess is half a second, of slots of a minute. Here slots may be shorter than that.
         worker.pace.upload_seconds = sum(
             machine.transfer_seconds(self._update_bytes(group)) for group in worker.groups

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import structlog
 import torch
 from torch import Tensor, nn
@@ -65,17 +67,35 @@ class TrainOutcome:
     upstream_seconds: float
     """Of these, spent in the frozen blocks upstream; estimated from a sample of the steps."""
 
+    def then(self, later: TrainOutcome) -> TrainOutcome:
+        """Both as one."""
+        steps = self.steps + later.steps
+        losses = [part.steps * part.loss for part in (self, later) if part.steps]
+        return TrainOutcome(
+            steps=steps,
+            tokens=self.tokens + later.tokens,
+            seconds=self.seconds + later.seconds,
+            loss=math.fsum(losses) / steps if steps else math.nan,
+            step_seconds=later.step_seconds if later.steps else self.step_seconds,
+            upstream_seconds=self.upstream_seconds + later.upstream_seconds,
+        )
+
 
 @dataclass
 class _Loaded:
     """The version that a trained group was last set to."""
 
     vector: Vector
+    start: Vector
+    """What the next update is measured from: the parameters at :meth:`LocalTrainer.load`, or since then at
+    :meth:`LocalTrainer.take`."""
     version: int
     steps: int
     """The group's training steps at that version, which the learning rate goes by."""
     trained: int = 0
-    """Local steps since."""
+    """Local steps that the version does not hold."""
+    taken: int = 0
+    """Of these, how many were taken for an update."""
 
 
 class LocalTrainer:
@@ -128,19 +148,45 @@ class LocalTrainer:
         self._parameters = [p for group in self.groups for p in self._modules[group].parameters()]
         self._optimiser = self._build_optimiser()
         self._loaded: dict[str, _Loaded] = {}
+        self._loads = 0
+        self._before_screen = (-1, 0, math.nan)
+        """What :meth:`screen` compares with: number of loads, windows, and the cross-entropy then."""
         for group in self._modules:
             self.load(group, 0, 0, initial_vector(run, group))
 
-    def load(self, group: str, version: int, steps: int, vector: Vector) -> None:
+    def load(
+        self,
+        group: str,
+        version: int,
+        steps: int,
+        vector: Vector,
+        left_over: Vector | None = None,
+        carry: bool = False,
+    ) -> None:
         """Set a group to a version; moments of the optimiser stay. ``steps``: the group's so far.
 
-        Raises :class:`ValueError` for a group this worker does not hold or a vector of another length.
+        A group that is trained here begins with ``left_over`` on top, and with ``carry`` also with what was
+        learnt since its last update was taken: θ ← θ_version + left over + (θ − θ_taken) (design.md,
+        section 6, point 9). Raises :class:`ValueError` for a group this worker does not hold or a vector of
+        another length.
         """
         if group not in self._modules:
             raise ValueError(f"a worker of block {self.block} does not hold the group {group!r}")
-        unflatten_(self._modules[group], vector)
-        if group in self.groups:
-            self._loaded[group] = _Loaded(vector.copy(), version, steps)
+        module, self._loads = self._modules[group], self._loads + 1
+        if group not in self.groups:
+            unflatten_(module, vector)
+            return
+        ahead, trained = self._ahead(group) if carry else (None, 0)
+        start = vector.copy() if left_over is None else vector + left_over
+        unflatten_(module, start if ahead is None else start + ahead)
+        self._loaded[group] = _Loaded(vector.copy(), start, version, steps, trained)
+
+    def _ahead(self, group: str) -> tuple[Vector | None, int]:
+        """What was learnt since the last update, and its steps; nothing if it is not finite."""
+        loaded = self._loaded[group]
+        ahead = self.update(group)
+        # A NaN that were carried on would never go away.
+        return (ahead, loaded.trained - loaded.taken) if np.isfinite(ahead).all() else (None, 0)
 
     def warm_up(self) -> None:
         """Have torch.compile do its work now, if it is to, and not in the first step of a round.
@@ -214,10 +260,18 @@ class LocalTrainer:
         )
 
     def update(self, group: str) -> Vector:
-        """θ_local − θ_loaded of a group this worker trains: float32 [elements]."""
+        """What a group has learnt since it was loaded or its last update taken: float32 [elements]."""
         vector = flatten(self._modules[group])
-        vector -= self._loaded[group].vector
+        vector -= self._loaded[group].start
         return vector
+
+    def take(self, group: str) -> Vector:
+        """:meth:`update`; the next one is measured from here, and training can go on meanwhile."""
+        loaded = self._loaded[group]
+        now = flatten(self._modules[group])
+        update: Vector = now - loaded.start
+        loaded.start, loaded.taken = now, loaded.trained
+        return update
 
     def reset_moments(self) -> None:
         """Forget the optimiser's moments, as a client without state does between two rounds."""
@@ -229,6 +283,42 @@ class LocalTrainer:
         In ``chain`` runs blocks 0 to own; in ``context`` runs the own block alone, from noise at its σ.
         """
         return chain_ce([*self.upstream, self.hop], windows, seed)
+
+    def evaluate_versions(self, windows: Tensor) -> list[float]:
+        """:meth:`evaluate`, but of the versions that were loaded, without what was learnt on top of them."""
+        with self._at({group: self._loaded[group].vector for group in self.groups}):
+            return self.evaluate(windows)
+
+    def is_at(self, group: str, version: int) -> bool:
+        """Whether ``group`` is trained here and was last loaded at ``version``."""
+        return group in self._loaded and self._loaded[group].version == version
+
+    def screen(self, group: str, update: Vector, windows: Tensor) -> float | None:
+        """By how much ``update`` makes the last figure of :meth:`evaluate_versions` worse.
+
+        NaN or infinite if it ruins it. None if the version is ruined already: anything may be better.
+        """
+        key = (self._loads, len(windows))
+        if self._before_screen[:2] != key:
+            self._before_screen = (*key, self.evaluate_versions(windows)[-1])
+        if not math.isfinite(self._before_screen[2]):
+            return None
+        tried = {other: self._loaded[other].vector for other in self.groups}
+        tried[group] = tried[group] + update
+        with self._at(tried):
+            return self.evaluate(windows)[-1] - self._before_screen[2]
+
+    @contextmanager
+    def _at(self, vectors: Mapping[str, Vector]) -> Iterator[None]:
+        """With these parameters, for as long as it lasts."""
+        kept = {group: flatten(self._modules[group]) for group in vectors}
+        try:
+            for group, vector in vectors.items():
+                unflatten_(self._modules[group], vector)
+            yield
+        finally:
+            for group, vector in kept.items():
+                unflatten_(self._modules[group], vector)
 
     def save(self, path: Path) -> None:
         """Store moments and counters. Raises :class:`OSError`, and then nothing has changed on disk."""

@@ -33,7 +33,9 @@ from spheroid_node.training.trainer_protocol import (
     Evaluate,
     Load,
     Save,
+    Screen,
     Stop,
+    Take,
     Train,
     decode,
     encode,
@@ -59,6 +61,7 @@ class TrainerService:
         self._trainer: LocalTrainer | None = None
         self._state = Path()
         self._step_seconds = 0.0
+        self._held_out: dict[int, torch.Tensor] = {}
 
     def answer(self, request: Message) -> dict[str, Any]:
         """The reply to ``request``. Raises whatever went wrong; the service can go on after it."""
@@ -68,15 +71,17 @@ class TrainerService:
             raise WireError(ErrorCode.UNEXPECTED, "the first request must be configure")
         match request:
             case Load():
-                vector = decode_vector(request.vector, "float32")
-                self._trainer.load(request.group, request.version, request.steps, vector)
+                self._load(self._trainer, request)
                 return {}
             case Train():
                 return self._train(self._trainer, request)
+            case Take():
+                taken = {group: self._trainer.take(group) for group in self._trainer.groups}
+                return {"updates": {group: encode_vector(taken[group], "float32") for group in taken}}
             case Evaluate():
-                window = self._trainer.run.model.window
-                windows = held_out_windows(self._trainer.text.held_out, request.windows, window)
-                return {"ce": self._trainer.evaluate(windows)}
+                return {"ce": self._trainer.evaluate_versions(self._windows(request.windows))}
+            case Screen():
+                return self._screen(self._trainer, request)
             case Save():
                 self._trainer.save(self._state)
                 return {}
@@ -109,6 +114,25 @@ class TrainerService:
             "drawn": trainer.drawn,
         }
 
+    def _load(self, trainer: LocalTrainer, request: Load) -> None:
+        left_over = decode_vector(request.left_over, "float32") if request.left_over else None
+        vector = decode_vector(request.vector, "float32")
+        trainer.load(request.group, request.version, request.steps, vector, left_over, request.carry)
+
+    def _screen(self, trainer: LocalTrainer, request: Screen) -> dict[str, Any]:
+        if not trainer.is_at(request.group, request.version):
+            return {"loaded": False}
+        update = np.float32(request.scale) * decode_vector(request.payload, request.dtype)
+        windows = self._windows(request.windows)
+        return {"loaded": True, "worse_by": trainer.screen(request.group, update, windows)}
+
+    def _windows(self, count: int) -> torch.Tensor:
+        if count not in self._held_out:
+            assert self._trainer is not None
+            text, window = self._trainer.text.held_out, self._trainer.run.model.window
+            self._held_out[count] = held_out_windows(text, count, window)
+        return self._held_out[count]
+
     def _train(self, trainer: LocalTrainer, request: Train) -> dict[str, Any]:
         deadline = time.monotonic() + request.seconds
         before: float | None = None
@@ -126,7 +150,6 @@ class TrainerService:
             return self._stopping.is_set() or now + self._step_seconds >= deadline
 
         outcome = trainer.train(request.max_steps, should_stop)
-        updates = {group: trainer.update(group) for group in trainer.groups}
         return {
             "steps": outcome.steps,
             "tokens": outcome.tokens,
@@ -134,8 +157,6 @@ class TrainerService:
             "upstream_seconds": outcome.upstream_seconds,
             "loss": None if math.isnan(outcome.loss) else outcome.loss,
             "step_seconds": None if math.isnan(outcome.step_seconds) else outcome.step_seconds,
-            "updates": {group: encode_vector(update, "float32") for group, update in updates.items()},
-            "norms": {group: float(np.linalg.norm(update)) for group, update in updates.items()},
         }
 
 

@@ -49,30 +49,59 @@ class Configure(Message):
 
 
 class Load(Message):
-    """Set a group to a version; ``steps`` are the group's so far, ``vector`` is float32."""
+    """Set a group to a version; ``steps`` are the group's so far, vectors are float32.
+
+    A group that is trained begins with ``left_over`` on top if there is any, and with ``carry`` with what was
+    learnt since the last :class:`Take`.
+    """
 
     group: Group
     version: Count
     steps: Count
     vector: bytes
+    left_over: bytes = b""
+    carry: bool = False
 
 
 class Train(Message):
     """Train up to ``max_steps`` steps within ``seconds`` from now.
 
     Reply: steps, tokens, seconds, upstream_seconds (of them, in the frozen blocks upstream), loss and
-    step_seconds (both None without a step), and of each trained
-    group its update since :class:`Load` (``updates``, float32) and its length (``norms``).
+    step_seconds (both None without a step).
     """
 
-    round: Count
     max_steps: Count
     seconds: Finite
 
 
-class Evaluate(Message):
-    """Reply: ce, from-noise cross-entropy on ``windows`` held-out windows after every block held."""
+class Take(Message):
+    """Take the updates of all trained groups; the next ones are measured from here.
 
+    Reply: of each group what it has learnt since it was loaded, or taken, last (``updates``, float32).
+    """
+
+
+class Evaluate(Message):
+    """Measure the versions that are loaded.
+
+    Reply: ce, from-noise cross-entropy on ``windows`` held-out windows after every block held.
+    """
+
+    windows: Annotated[int, Field(gt=0)]
+
+
+class Screen(Message):
+    """Try out an update of ``version`` of a group: ``scale`` times what the payload holds.
+
+    Reply: loaded, whether that version is loaded and trained here, and if so worse_by: the growth of the own
+    block's from-noise cross-entropy on ``windows`` held-out windows, see :meth:`LocalTrainer.screen`.
+    """
+
+    group: Group
+    version: Count
+    payload: bytes
+    dtype: str
+    scale: Finite
     windows: Annotated[int, Field(gt=0)]
 
 
@@ -88,7 +117,9 @@ REQUESTS: Final[dict[str, type[Message]]] = {
     "configure": Configure,
     "load": Load,
     "train": Train,
+    "take": Take,
     "evaluate": Evaluate,
+    "screen": Screen,
     "save": Save,
     "stop": Stop,
 }

@@ -34,6 +34,7 @@ class Reason(StrEnum):
     NOT_FINITE = "not-finite"
     NORM_TOO_LARGE = "norm-too-large"
     NO_ROOM = "no-room"
+    WORSE = "worse"
 
 
 REASONS: dict[Reason, str] = {
@@ -52,6 +53,7 @@ REASONS: dict[Reason, str] = {
     Reason.NOT_FINITE: "it holds an infinity or a NaN",
     Reason.NORM_TOO_LARGE: "its norm is above the run's limit",
     Reason.NO_ROOM: "the aggregator has no room left for it",
+    Reason.WORSE: "it would make the model worse on held-out text",
 }
 
 

@@ -19,7 +19,7 @@ from spheroid_node.node.sync import Synchroniser
 from spheroid_node.node.versions import VersionStore
 from spheroid_node.rounds.forks import choose
 from spheroid_node.run import ModelSpec, RoundSpec, RunSpec, TrainingSpec
-from spheroid_node.wire.messages import HopAddress, Manifest
+from spheroid_node.wire.messages import HopAddress, Manifest, UpdateHeader
 from spheroid_node.wire.records import HeldVersion, NodeRecord
 
 
@@ -83,6 +83,18 @@ class MemoryDirectory:
         return None if chosen is None else (*chosen, sealed[chosen[0]])
 
 
+@dataclass
+class FakeScreening:
+    """Finds what it is told to, by author's round; remembers what it was asked."""
+
+    found: float | None = None
+    asked: list[tuple[UpdateHeader, bytes, float]] = field(default_factory=list)
+
+    async def worse_by(self, header: UpdateHeader, payload: bytes, scale: float) -> float | None:
+        self.asked.append((header, payload, scale))
+        return self.found
+
+
 class Peer:
     """A node of the test: everything but the trainer."""
 
@@ -98,7 +110,8 @@ class Peer:
         self.sync = Synchroniser(self.client, self.store)
         spool = folder / "spool"
         spool.mkdir(parents=True)
-        self.collector = Collector(self.client, self.store, self.sync, self.groups, spool)
+        self.screening = FakeScreening()
+        self.collector = Collector(self.client, self.store, self.sync, self.groups, spool, self.screening)
         self.submitter = Submitter(self.client, self.collector, self.sync)
         services = {"round": self.collector.handle, "transfer": self._transfer}
         self.server = LinkServer(identity, world.run, "127.0.0.1", 0, services, self.client.traffic)

@@ -117,6 +117,39 @@ async def test_the_round_closes_at_the_deadline_and_what_comes_later_is_late(
         assert again is not None and again.receipt.verdict is Verdict.ACCEPTED
 
 
+async def test_what_makes_the_model_worse_is_refused_and_dropped(world: World, tmp_path: Path) -> None:
+    world.run = world.run.model_copy(
+        update={"round": world.run.round.model_copy(update={"screen": 0.5, "compression": "float32"})}
+    )
+    async with peers(world, tmp_path, (0, 0)) as (one, two):
+        leader, other = (one, two) if one.id == ranked(world)[0] else (two, one)
+        leader.screening.found = 0.6
+        bad = submission(other, 1.0)
+        answer = await other.submitter.deliver(bad, ranked(world), world.records)
+        assert answer is not None
+        assert (answer.receipt.verdict, answer.receipt.reason) == (Verdict.REFUSED, Reason.WORSE)
+        assert [(header.digest, payload, scale) for header, payload, scale in leader.screening.asked] == [
+            (bad.header.digest, bad.payload, 1.0)
+        ]
+        leader.screening.found = 0.4
+        own = await leader.submitter.deliver(submission(leader, 2.0), ranked(world), world.records)
+        assert own is not None and own.receipt.verdict is Verdict.ACCEPTED
+        assert len(leader.screening.asked) == 2, "its own update is tried like any other"
+        await until(lambda: leader.store.newest(GROUP).version == 1)
+        manifest = leader.store.newest(GROUP).manifest
+        assert manifest is not None
+        outcomes = {update.peer: (update.verdict, update.reason) for update in manifest.updates}
+        assert outcomes[other.id] == (Verdict.REFUSED, Reason.WORSE)
+
+
+async def test_no_update_is_tried_unless_the_run_says_so(world: World, tmp_path: Path) -> None:
+    async with peers(world, tmp_path, (0,)) as (one,):
+        one.screening.found = 100.0
+        answer = await one.submitter.deliver(submission(one, 1.0), [one.id], world.records)
+        assert answer is not None and answer.receipt.verdict is Verdict.ACCEPTED
+        assert one.screening.asked == []
+
+
 async def test_an_aggregator_that_is_gone_is_skipped_for_the_next(world: World, tmp_path: Path) -> None:
     async with peers(world, tmp_path, (0, 0, 0)) as members:
         first, second, *_ = ranked(world)
@@ -339,7 +372,7 @@ async def test_an_aggregator_that_restarts_makes_no_second_version_of_a_round(
     async with peers(world, tmp_path, (0,)) as (one,):
         await one.submitter.deliver(submission(one, 1.0), [one.id], world.records)
         await until(lambda: one.store.newest(GROUP).version == 1)
-        again = Collector(one.client, one.store, one.sync, one.groups, tmp_path)
+        again = Collector(one.client, one.store, one.sync, one.groups, tmp_path, one.screening)
         sent = submission(one, 1.0)  # of the same round, from its version
         receipt = await again.submit(sent.header.seal(one.client.identity.key), sent.payload)
         assert receipt.verdict is Verdict.LATE

@@ -43,7 +43,7 @@ async def trainer(run: RunSpec, tmp_path: Path) -> AsyncIterator[TrainerProcess]
 
 
 async def test_a_trainer_trains_dies_and_is_started_again(trainer: TrainerProcess) -> None:
-    train = Train(round=0, max_steps=2, seconds=30.0)
+    train = Train(max_steps=2, seconds=30.0)
     assert (await trainer.request(train, 60))["steps"] == 2
     assert trainer.pid is not None
     for _ in range(2):  # asked while it dies, and again when it is long dead

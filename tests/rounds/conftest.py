@@ -27,7 +27,7 @@ def run() -> RunSpec:
         name="tiny",
         model=ModelSpec(blocks=2, layers=1, width=16, heads=2, window=8),
         training=TrainingSpec(local_steps=5, batch=2),
-        round=RoundSpec(genesis=1000.0, period=10.0, settle=2.0, max_update_norm=100.0),
+        round=RoundSpec(genesis=1000.0, period=10.0, settle=2.0, max_update_norm=100.0, screen=0.1),
     )
 
 

@@ -66,6 +66,9 @@ PAYLOADS: list[tuple[dict[str, Any], Reason]] = [
     ({"digest": b"x" * 32}, Reason.BAD_DIGEST),
     ({"finite": False}, Reason.NOT_FINITE),
     ({"norm": 101.0}, Reason.NORM_TOO_LARGE),
+    ({"worse_by": 0.1001}, Reason.WORSE),
+    ({"worse_by": float("nan")}, Reason.WORSE),
+    ({"worse_by": float("inf")}, Reason.WORSE),
 ]
 
 
@@ -77,6 +80,28 @@ def test_a_payload_is_refused_for_what_it_is(
     collection.header("a", sound.header, NOW)
     assert collection.payload("a", replace(sound.facts, **changes), NOW) == refused(reason)
     assert collection.accepted() == []
+
+
+def test_an_update_is_tried_only_if_the_run_screens_and_nothing_else_is_wrong_with_it(
+    run: RunSpec, collect: Make, parcel: Make
+) -> None:
+    collection, sound = collect("a"), parcel()
+    assert not collection.is_worth_trying("a", sound.facts, NOW), "its header has not come"
+    collection.header("a", sound.header, NOW)
+    assert collection.is_worth_trying("a", sound.facts, NOW)
+    assert not collection.is_worth_trying("a", replace(sound.facts, finite=False), NOW)
+    assert not collection.is_worth_trying("a", sound.facts, DEADLINE)
+    collection.run = run.model_copy(update={"round": run.round.model_copy(update={"screen": 0.0})})
+    assert not collection.is_worth_trying("a", sound.facts, NOW)
+
+
+@pytest.mark.parametrize("worse_by", [None, -0.5, 0.1])
+def test_what_is_no_worse_than_the_run_allows_is_accepted(
+    collect: Make, parcel: Make, worse_by: float | None
+) -> None:
+    collection, sound = collect("a"), parcel()
+    collection.header("a", sound.header, NOW)
+    assert collection.payload("a", replace(sound.facts, worse_by=worse_by), NOW) == ACCEPTED
 
 
 def test_a_payload_of_nan_is_refused(collect: Make, parcel: Make) -> None:

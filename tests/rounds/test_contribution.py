@@ -95,10 +95,10 @@ def test_training_begins_with_what_is_left_over_and_the_next_update_holds_it_onc
     contributor: Contributor,
 ) -> None:
     version = np.array([10.0, 20.0], dtype=np.float32)
-    assert contributor.begin_from(version).tolist() == [10.0, 20.0]
+    assert contributor.left_over.tolist() == [0.0, 0.0]
     send(contributor)
     contributor.settle(None)
-    begun = contributor.begin_from(version)
+    begun = version + contributor.left_over
     assert begun.tolist() == [10.5, 19.0]
     trained = begun + np.float32(0.25)
     later = send(contributor, trained - begun, round=8)
@@ -162,7 +162,7 @@ def test_the_rounding_of_int8_stays_and_goes_with_the_next_update(run: RunSpec) 
     update = np.array([127.0, 3.25, -0.25], dtype=np.float32)
     assert deliver(contributor, update).tolist() == [127.0, 3.0, 0.0]
     assert contributor.residual.vector.tolist() == [0.0, 0.25, -0.25]
-    assert contributor.begin_from(np.zeros(3, dtype=np.float32)).tolist() == [0.0, 0.25, -0.25]
+    assert contributor.left_over.tolist() == [0.0, 0.25, -0.25]
     assert deliver(contributor, update).tolist() == [127.0, 4.0, 0.0]  # 3.5 to the even neighbour
     assert contributor.residual.vector.tolist() == [0.0, -0.5, -0.5]
 

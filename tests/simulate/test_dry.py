@@ -53,7 +53,7 @@ def test_every_round_of_every_worker_learns_something_else() -> None:
         learner = DryLearner(tiny_run(), 7, index)
         for _ in range(2):
             assert learner.train(5).tokens == 5 * 4 * 16
-            updates.append(learner.update("block-0"))
+            updates.append(learner.take("block-0"))
     correlations = np.corrcoef(updates) - np.eye(4)
     assert np.abs(correlations).max() < 0.9
 

@@ -16,7 +16,7 @@ from spheroid_node.simulate.regime import REGIMES, Machine, Regime
 from spheroid_node.simulate.swarm import Swarm
 from spheroid_node.training.local import LocalTrainer, NonFiniteLoss, TrainOutcome
 from spheroid_node.training.text import Text
-from spheroid_node.wire.codes import Verdict
+from spheroid_node.wire.codes import Reason, Verdict
 
 WORKERS = 4
 
@@ -95,6 +95,45 @@ def test_a_forged_update_of_the_right_form_is_taken(text: Text, attack: str) -> 
     assert swarm.digest() != honest.digest()
 
 
+def test_a_screen_refuses_what_makes_the_model_worse(text: Text) -> None:
+    run = tiny_run(round=RoundSpec(genesis=1000.0, period=10.0, settle=2.0, screen=0.02))
+    swarm, reports = play(text, run=run, attacks={0: "flipped"}, rounds=4)
+    assert sum(report.refused for report in reports) >= 4
+    outcomes = [
+        update
+        for group in ("block-0", "interface")
+        for update in swarm.versions[group].manifest.updates  # type: ignore[union-attr]
+        if update.peer == swarm.workers[0].peer
+    ]
+    assert Reason.WORSE in {update.reason for update in outcomes}
+    _, honest = play(text, run=run, rounds=4)
+    assert sum(report.refused for report in honest) == 0
+
+
+HALF_SPEED = Regime(speed=0.5)
+"""Three of six steps fit into the training part of a slot."""
+
+
+def test_with_overlap_a_slow_machine_trains_through_the_slot(text: Text) -> None:
+    _, waiting = play(text, regime=HALF_SPEED, rounds=4)
+    swarm, busy = play(text, regime=HALF_SPEED, rounds=4, overlap=True)
+    # Slots of 10 s, τ after 8, steps of 2.7 s, of which the last must have ended by τ. The first rounds are
+    # late, as a step's time is not known yet.
+    assert [report.steps for report in waiting[2:]] == [2.0] * 2
+    assert [report.steps for report in busy[2:]] == [4.0] * 2
+    assert all(report.participation == 1 for report in busy[2:])
+    assert busy[-1].tokens > waiting[-1].tokens
+    for worker in swarm.workers:
+        assert worker.ahead is None, "it is in the update after it"
+
+
+def test_with_overlap_a_machine_that_has_time_trains_on_the_newest_version_alone(text: Text) -> None:
+    swarm, waiting = play(text)
+    again, busy = play(text, overlap=True)
+    assert busy == waiting
+    assert again.digest() == swarm.digest()
+
+
 def test_every_group_gains_a_version_in_every_round(text: Text) -> None:
     swarm, reports = play(text)
     assert [report.participation for report in reports] == [1.0] * 3
@@ -141,7 +180,7 @@ def test_what_a_late_machine_learnt_is_kept_for_its_next_update(text: Text) -> N
     contained = {update.peer for update in manifest.updates if update.verdict is Verdict.ACCEPTED}
     left = {}
     for worker in swarm.workers:
-        worker.synchronise(swarm.version)
+        worker.synchronise(swarm.version, False)
         left[worker.peer] = float(np.linalg.norm(worker.contributors["interface"].residual.vector))
     late = min(norm for peer, norm in left.items() if peer not in contained)
     rounding = max(norm for peer, norm in left.items() if peer in contained)
@@ -152,7 +191,7 @@ def test_a_late_machine_trains_on_from_where_it_was(text: Text) -> None:
     swarm = Swarm(tiny_run(), text, WORKERS, regime=ALL_LATE)
     list(swarm.play(2))
     for worker in swarm.workers:
-        worker.synchronise(swarm.version)
+        worker.synchronise(swarm.version, False)
         left = worker.contributors["interface"].residual.vector
         assert np.linalg.norm(left) > 0
         assert isinstance(worker.learner, LocalTrainer)
@@ -255,11 +294,11 @@ def test_steps_are_those_that_fit_before_the_deadline() -> None:
     slots = Slots.of(tiny_run().round)
     start = slots.start(3)
     worker.pace = Pace(upload_seconds=1.0, step_seconds=1.5)
-    assert worker.steps(slots, 3, start) == 3  # the last begins before 8 − 2·1 − 1.5 s
-    assert worker.steps(slots, 3, start - 30) == 6  # as many as the run allows
-    assert worker.steps(slots, 3, start + 4.6) == 0
+    assert worker.steps(slots, 3, start, 6) == 3  # the last begins before 8 − 2·1 − 1.5 s
+    assert worker.steps(slots, 3, start - 30, 6) == 6  # as many as the run allows
+    assert worker.steps(slots, 3, start + 4.6, 6) == 0
     worker.pace = Pace(upload_seconds=4.0)
-    assert worker.steps(slots, 3, start) == 1  # not even an empty slot would do
+    assert worker.steps(slots, 3, start, 6) == 1  # not even an empty slot would do
 
 
 def test_play_goes_on_where_it_ended(text: Text) -> None:
@@ -301,9 +340,9 @@ def test_a_chain_is_put_together_of_versions_that_belong_together(text: Text) ->
     last = swarm.workers[2]
     load = last.learner.load
 
-    def note(group: str, version: int, steps: int, vector: np.ndarray[Any, Any]) -> None:
+    def note(group: str, version: int, steps: int, vector: np.ndarray[Any, Any], *more: Any) -> None:
         loaded[group] = vector.tobytes()
-        load(group, version, steps, vector)
+        load(group, version, steps, vector, *more)
 
     last.learner.load = note  # type: ignore[method-assign]
     list(swarm.play(5))

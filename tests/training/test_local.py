@@ -216,6 +216,82 @@ def test_version_plus_update_is_the_trained_block(run: RunSpec, text: Text, grou
     np.testing.assert_allclose(loaded, trained, atol=1e-6)
 
 
+@pytest.mark.parametrize("group", ["block-1", INTERFACE_GROUP])
+def test_what_is_learnt_while_an_update_travels_goes_on_top_of_the_new_version(
+    run: RunSpec, text: Text, group: str
+) -> None:
+    trainer = LocalTrainer(run, 1, text)
+    trainer.train(3)
+    submitted = trainer.take(group)
+    assert not trainer.update(group).any()
+    trainer.train(2)
+    ahead = trainer.update(group)
+    assert ahead.any() and submitted.any()
+    version, left_over = initial_vector(run, group) + np.float32(0.5), np.full_like(ahead, 0.25)
+    trainer.load(group, 1, 30, version, left_over, carry=True)
+    now = flatten(trainer.hop.interface if group == INTERFACE_GROUP else trainer.hop.block)
+    np.testing.assert_array_equal(now, version + left_over + ahead)
+    # The next update has it once, and what is left over is added to it by the contributor.
+    np.testing.assert_allclose(trainer.take(group), ahead, atol=1e-6)
+    trainer.load(group, 2, 40, version)
+    assert not trainer.update(group).any(), "nothing is carried unless it is asked for"
+
+
+def test_the_learning_rate_goes_by_the_steps_that_the_version_does_not_hold(
+    run: RunSpec, text: Text, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def note(training: TrainingSpec, step: int) -> float:
+        asked.append(step)
+        return 1e-3
+
+    monkeypatch.setattr("spheroid_node.training.local.learning_rate", note)
+    trainer = LocalTrainer(run.model_copy(update={"interface": "frozen"}), 0, text)
+    trainer.train(3)
+    trainer.take("block-0")
+    trainer.train(2)
+    trainer.load("block-0", 1, 30, initial_vector(run, "block-0"), carry=True)
+    trainer.train(1)
+    assert sorted(set(asked)) == [0, 1, 2, 3, 4, 32]
+
+
+def test_what_is_not_finite_is_not_carried_on(run: RunSpec, text: Text) -> None:
+    trainer = LocalTrainer(run, 0, text)
+    with torch.no_grad():
+        next(trainer.hop.block.parameters()).fill_(math.nan)
+    vector = initial_vector(run, "block-0")
+    trainer.load("block-0", 1, 1, vector, carry=True)
+    np.testing.assert_array_equal(flatten(trainer.hop.block), vector)
+
+
+def test_an_update_is_tried_on_the_version_and_leaves_no_trace(run: RunSpec, text: Text) -> None:
+    trainer = LocalTrainer(run, 1, text)
+    windows = held_out_windows(text.held_out, 4, run.model.window)
+    trainer.train(10)
+    for group in trainer.groups:  # at version 0 the head is zero, and no block says anything
+        trainer.load(group, 1, 10, initial_vector(run, group) + trainer.update(group))
+    trainer.train(20)
+    learnt, before = {group: trainer.take(group) for group in trainer.groups}, parameters(trainer)
+    assert trainer.is_at("block-1", 1)
+    assert not trainer.is_at("block-1", 0) and not trainer.is_at("block-0", 0)
+    versions = trainer.evaluate_versions(windows)[-1]
+    for group, update in learnt.items():
+        tried, against = (trainer.screen(group, sign * update, windows) for sign in (1, -1))
+        # Block and interface were trained together, so that one alone can be worse than neither.
+        assert tried is not None and against is not None and tried < against and against > 0.1
+    assert parameters(trainer) == before
+    huge = np.full_like(learnt["block-1"], 1e38)
+    ruined = trainer.screen("block-1", huge, windows)
+    assert ruined is not None and not ruined <= 1e6
+    trainer.load("block-1", 2, 1, np.frombuffer(before["block"], np.float32))
+    again = trainer.screen("block-1", np.zeros_like(huge), windows)
+    assert again == pytest.approx(0.0)
+    assert trainer.evaluate_versions(windows)[-1] != versions, "it goes by what is loaded now"
+    trainer.load("block-1", 3, 1, huge)
+    assert trainer.screen("block-1", learnt["block-1"], windows) is None, "it is ruined already"
+
+
 def test_load_refuses_what_does_not_fit(run: RunSpec, text: Text) -> None:
     trainer = LocalTrainer(run, 0, text)
     before = parameters(trainer)

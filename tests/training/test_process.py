@@ -26,7 +26,9 @@ from spheroid_node.training.trainer_protocol import (
     Evaluate,
     Load,
     Save,
+    Screen,
     Stop,
+    Take,
     Train,
     decode,
     encode_request,
@@ -136,17 +138,34 @@ def test_a_life(child: Child, configure: MakeConfigure, run: RunSpec, tmp_path: 
         assert child.ask(load(run, group)) == {"ok": True}
 
     before = child.ask(Evaluate(windows=4))["ce"]
-    reply = child.ask(Train(round=5, max_steps=20, seconds=SECONDS))
-    after = child.ask(Evaluate(windows=4))["ce"]
+    reply = child.ask(Train(max_steps=20, seconds=SECONDS))
+    assert child.ask(Evaluate(windows=4))["ce"] == before, "the versions are what is measured"
+    updates = child.ask(Take())["updates"]
     assert reply["steps"] == 20
     assert reply["tokens"] == 20 * run.training.batch * run.model.window
     assert reply["seconds"] >= reply["step_seconds"] > 0
-    assert set(reply["updates"]) == {"block-1", "interface"}
-    for group, packed in reply["updates"].items():
+    assert set(updates) == {"block-1", "interface"}
+    for group, packed in updates.items():
         update = decode_vector(packed, "float32")
         assert update.shape == initial_vector(run, group).shape
-        assert reply["norms"][group] == pytest.approx(float(np.linalg.norm(update)))
-        assert reply["norms"][group] > 0
+        tried = {"payload": packed, "dtype": "float32", "windows": 4}
+        good = child.ask(Screen(group=group, version=1, scale=1.0, **tried))
+        bad = child.ask(Screen(group=group, version=1, scale=-1.0, **tried))
+        # Version 0 has a head of zeros, so nothing that a block learns can show yet.
+        shows = group == "interface"
+        assert good["loaded"] and (good["worse_by"] < 0 < bad["worse_by"] if shows else good["worse_by"] == 0)
+        assert child.ask(Screen(group=group, version=2, scale=1.0, **tried)) == {"ok": True, "loaded": False}
+        begun = load(run, group)
+        child.ask(begun.model_copy(update={"version": 2, "left_over": packed, "carry": True}))
+    assert not any(decode_vector(packed, "float32").any() for packed in child.ask(Take())["updates"].values())
+    after = child.ask(Evaluate(windows=4))["ce"]
+    assert after == before, "what is left over is on top of the version"
+    learnt = {
+        group: np.frombuffer(packed, "<f4") + initial_vector(run, group) for group, packed in updates.items()
+    }
+    for group, vector in learnt.items():
+        child.ask(load(run, group).model_copy(update={"vector": encode_vector(vector, "float32")}))
+    after = child.ask(Evaluate(windows=4))["ce"]
     assert len(before) == len(after) == 2
     assert after[1] < before[1] - 0.5
 
@@ -160,7 +179,7 @@ def test_moments_and_draws_outlive_the_process(
     child: Child, configure: MakeConfigure, tmp_path: Path
 ) -> None:
     child.ask(configure())
-    child.ask(Train(round=0, max_steps=3, seconds=SECONDS))
+    child.ask(Train(max_steps=3, seconds=SECONDS))
     child.ask(Save())
     successor = Child(tmp_path / "successor.log")
     try:
@@ -177,10 +196,10 @@ def test_a_damaged_state_is_discarded(lasting_child: Child, configure: MakeConfi
 
 def test_a_budget_of_time_ends_training(lasting_child: Child, configure: MakeConfigure) -> None:
     lasting_child.ask(configure())
-    some = lasting_child.ask(Train(round=0, max_steps=10**9, seconds=0.5))
+    some = lasting_child.ask(Train(max_steps=10**9, seconds=0.5))
     assert 0 < some["steps"] < 10**6
     # One step is made in any case, so that a machine that was slow once finds out that it no longer is.
-    assert lasting_child.ask(Train(round=1, max_steps=10, seconds=0.0))["steps"] == 1
+    assert lasting_child.ask(Train(max_steps=10, seconds=0.0))["steps"] == 1
 
 
 @pytest.mark.parametrize(
@@ -218,7 +237,7 @@ def test_a_request_that_cannot_be_done_is_answered_and_the_next_one_served(
     assert "not a map" in refusal(frame(pack([1, 2])))
     assert "no request is called 'dance'" in refusal(frame(pack({"do": "dance"})))
     assert "no request is called" in refusal(frame(pack({"do": ["train"]})))
-    assert "max_steps" in refusal(frame(pack({"do": "train", "round": 0, "seconds": 1.0})))
+    assert "max_steps" in refusal(frame(pack({"do": "train", "seconds": 1.0})))
     child.ask(configure())
     assert "ValueError" in refusal(encode_request(Load(group="block-1", version=1, steps=1, vector=b"1234")))
     assert "block-9" in refusal(encode_request(Load(group="block-9", version=1, steps=1, vector=b"1234")))
@@ -244,7 +263,7 @@ def test_training_is_given_up_when_nobody_waits_for_it(
     child: Child, configure: MakeConfigure, farewell: bytes
 ) -> None:
     child.ask(configure())
-    child.send(encode_request(Train(round=0, max_steps=10**9, seconds=3600.0)))
+    child.send(encode_request(Train(max_steps=10**9, seconds=3600.0)))
     child.send(farewell)
     child.stdin.close()
     child.receive()
@@ -254,7 +273,7 @@ def test_training_is_given_up_when_nobody_waits_for_it(
 def test_ctrl_c_is_left_to_the_node(lasting_child: Child, configure: MakeConfigure) -> None:
     lasting_child.ask(configure())
     lasting_child.process.send_signal(signal.SIGINT)
-    assert lasting_child.ask(Train(round=0, max_steps=1, seconds=SECONDS))["steps"] == 1
+    assert lasting_child.ask(Train(max_steps=1, seconds=SECONDS))["steps"] == 1
 
 
 PARENT = f"""
@@ -281,7 +300,7 @@ def test_a_killed_parent_takes_the_trainer_with_it_in_the_middle_of_training(
     try:
         os.write(our_out, encode_request(configure()))
         assert select.select([our_in], [], [], SECONDS)[0]
-        os.write(our_out, encode_request(Train(round=0, max_steps=10**9, seconds=3600.0)))
+        os.write(our_out, encode_request(Train(max_steps=10**9, seconds=3600.0)))
         assert trainer.is_running()
         parent.kill()
         trainer.wait(SECONDS)
