@@ -56,12 +56,15 @@ class Arm:
     attack: str = ""
     hostile: int = 0
     """So many workers, the first ones, hand in what the attack makes of their updates."""
+    overlap: bool = False
+    """Training goes on while updates travel, as in a node."""
 
     def key(self, seed: int) -> str:
         """Changes with all that the arm's outcome depends on, except the code."""
         fields = [self.run.run_id, self.tokens, self.method, self.regime, self.replicas, seed, WINDOWS]
         fields += [] if self.precision == "auto" else [self.precision]
         fields += [self.attack, self.hostile] if self.hostile else []
+        fields += ["overlap"] if self.overlap else []
         return hashlib.blake2b(json.dumps(fields).encode(), digest_size=8).hexdigest()
 
 
@@ -123,7 +126,7 @@ def prepared(arm: Arm, seed: int, text_folder: Path) -> tuple[Any, int]:
     import torch
 
     from spheroid_node.simulate.methods import METHODS, rounds_for, tokens_a_round
-    from spheroid_node.simulate.regime import REGIMES
+    from spheroid_node.simulate.regime import load_regime
     from spheroid_node.simulate.swarm import Swarm
     from spheroid_node.training.text import load_text
 
@@ -138,12 +141,13 @@ def prepared(arm: Arm, seed: int, text_folder: Path) -> tuple[Any, int]:
         text,
         method.workers(workers),
         seed,
-        REGIMES[arm.regime],
+        load_regime(arm.regime),
         method,
         evaluation_windows=CURVE_WINDOWS,
         precision=arm.precision,
         compiled=True,
         attacks=dict.fromkeys(range(arm.hostile), arm.attack),
+        overlap=arm.overlap,
     )
     return swarm, rounds_for(method, arm.run, workers, tokens)
 

@@ -21,6 +21,9 @@ LOCAL_STEPS = 10
 ROUNDS = 16
 MODEL = ModelSpec(blocks=1, layers=2, width=64, heads=4, window=64)
 RULES = ("mean", "clipped", "trimmed-mean", "median")
+SCREENED = "clipped and screen"
+SCREEN = 0.05
+"""Nats a byte by which an update may make the model worse."""
 ATTACKS = ("flipped", "scaled", "random")
 REFUSED = ("nan", "stale")
 TOP = 3.0
@@ -34,15 +37,19 @@ def arm(rule: str, attack: str = "", hostile: int = 0) -> Arm:
         replicas=WORKERS,
         local_steps=LOCAL_STEPS,
         model=MODEL,
-        round={"aggregation": rule, "trim": 0.34},
+        round={"aggregation": "clipped" if rule == SCREENED else rule, "trim": 0.34},
     )
+    if rule == SCREENED:
+        screened = run.round.model_copy(update={"screen": SCREEN})
+        run = run.model_copy(update={"round": screened})
     name = f"{rule}, {hostile} {attack}" if hostile else f"{rule}, honest"
     return Arm(name, run, tokens, replicas=WORKERS, attack=attack, hostile=hostile)
 
 
 def cases() -> list[tuple[str, str, int]]:
-    found = [(rule, "", 0) for rule in RULES]
-    found += [(rule, attack, count) for attack in ATTACKS for count in (1, 2) for rule in RULES]
+    rules = (*RULES, SCREENED)
+    found = [(rule, "", 0) for rule in rules]
+    found += [(rule, attack, count) for attack in ATTACKS for count in (1, 2) for rule in rules]
     return found + [("clipped", attack, count) for attack in REFUSED for count in (1, 2)]
 
 
@@ -55,7 +62,7 @@ def figure(rows: list[dict[str, Any]]) -> None:
 
     kinds = [f"{count} {attack}" for attack in ATTACKS for count in (1, 2)]
     figure, axes = pyplot.subplots(figsize=(8, 4.2), layout="constrained")
-    for rule in RULES:
+    for rule in (*RULES, SCREENED):
         ce = [next(r["ce"] for r in rows if r["arm"] == f"{rule}, {kind}") for kind in kinds]
         axes.plot(kinds, [min(value, TOP) for value in ce], marker="o", label=rule)
         for kind, value in zip(kinds, ce, strict=True):
@@ -84,11 +91,12 @@ def main() -> None:
         )
     worst = {
         (rule, hostile): max(r["delta"] for r in rows if (r["rule"], r["hostile"]) == (rule, hostile))
-        for rule in RULES
+        for rule in (*RULES, SCREENED)
         for hostile in (1, 2)
     }
     headline = {
-        f"{rule.replace('-', '_')}_{hostile}of6_delta": delta for (rule, hostile), delta in worst.items()
+        f"{rule.replace('-', '_').replace(' ', '_')}_{hostile}of6_delta": delta
+        for (rule, hostile), delta in worst.items()
     }
     figure(rows)
     write_result("hostile", asked.seeds, rows, headline)

@@ -162,9 +162,17 @@ class Collector:
 
     async def run(self) -> None:
         """Open every group's rounds in turn and close each at τ, or when all were heard. For ever."""
+        await self._announce_again()
         async with asyncio.TaskGroup() as tasks:
             for group in self._groups:
                 tasks.create_task(self._run_group(group), name=f"collect {group}")
+
+    async def _announce_again(self) -> None:
+        """A version that this node wrote may never have been announced, should it have died in between."""
+        for group in self._groups:
+            held = self._store.newest(group)
+            if held.signer == self._client.identity.peer:
+                await self._client.directory.publish_manifest(group, held.sealed)
 
     async def _run_group(self, group: str) -> None:
         while True:

@@ -4,19 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
 from spheroid_node.node.outbox import Outbox
 from spheroid_node.node.report import Report
 from spheroid_node.node.worker import Worker
+from spheroid_node.rounds.contribution import Contributor, Submission
 from spheroid_node.rounds.election import ranking
+from spheroid_node.rounds.residual import DECAY
 from spheroid_node.run import RunSpec
+from spheroid_node.wire.codes import Verdict
+from spheroid_node.wire.messages import HopAddress
+from spheroid_node.wire.tensors import Vector, decode_vector
 
 from .conftest import Peer, World
+from .test_round import peers, ranked, submission, until
 from .test_worker import EagerTrainer, RunningClock
 
 GROUP = "block-0"
@@ -73,3 +81,96 @@ def _accepted_by(logs: list[Any], peer: str) -> bool:
         and (entry["group"], entry["verdict"], entry["aggregator"]) == (GROUP, "accepted", peer)
         for entry in logs
     )
+
+
+def cut_off(peer: Peer, *others: Peer) -> None:
+    """From now on ``peer`` reaches none of ``others``."""
+    dial = peer.client.dial
+
+    async def dial_some(address: HopAddress, service: Any) -> Any:
+        if address.peer in [other.id for other in others]:
+            raise OSError("no route to host")
+        return await dial(address, service)
+
+    peer.client.dial = dial_some  # type: ignore[method-assign]
+
+
+def mend(peer: Peer) -> None:
+    del peer.client.dial
+
+
+async def accepted(peer: Peer, value: float, world: World) -> tuple[str, Any]:
+    """Hand in an update; who took it, and the update."""
+    sent = submission(peer, value)
+    delivery = await peer.submitter.deliver(sent, ranked(world), world.records)
+    assert delivery is not None and delivery.receipt.verdict is Verdict.ACCEPTED
+    return delivery.aggregator, sent
+
+
+async def test_of_an_aggregator_cut_off_from_some_and_its_successor_all_follow_the_same(
+    world: World, tmp_path: Path
+) -> None:
+    async with peers(world, tmp_path, (0, 0, 0)) as members:
+        first, second, third = sorted(members, key=lambda peer: ranked(world).index(peer.id))
+        cut_off(third, first)
+        assert (await accepted(first, 1.0, world))[0] == first.id
+        assert (await accepted(second, 2.0, world))[0] == first.id
+        contributor = Contributor(world.run, GROUP, len(third.store.newest(GROUP).vector))
+        taker, lost = await accepted(third, 4.0, world)
+        assert taker == second.id
+        contributor.resume(replace(contributor.kept(), submission=lost, sent=_sent(lost)))
+        world.clock.now = 80.0  # τ: each of the two makes a version of what it has
+        await until(lambda: {GROUP} <= world.manifests.keys() and len(world.manifests[GROUP]) == 2)
+        mend(third)
+        for peer in members:
+            await peer.sync.sync(GROUP)
+        held = [peer.store.newest(GROUP) for peer in members]
+        assert {(version.version, version.signer) for version in held} == {(1, first.id)}
+        assert len({version.digest for version in held}) == 1
+        # What the other version held is no part of it: it stays with its worker, and comes once.
+        assert contributor.settle(held[2].manifest) is False
+        assert np.allclose(contributor.residual.vector, DECAY * _sent(lost), atol=1e-3)
+
+
+async def test_a_cut_off_aggregator_steps_back_when_it_returns(world: World, tmp_path: Path) -> None:
+    async with peers(world, tmp_path, (0, 0, 0)) as members:
+        first, second, third = sorted(members, key=lambda peer: ranked(world).index(peer.id))
+        for other in (second, third):
+            cut_off(other, first)
+            cut_off(first, second, third)
+            assert (await accepted(other, 2.0, world))[0] == second.id
+        assert (await accepted(first, 1.0, world))[0] == first.id
+        world.clock.now = 80.0
+        await until(lambda: all(peer.store.newest(GROUP).version == 1 for peer in (first, second)))
+        assert first.store.newest(GROUP).signer == first.id
+        for peer in members:
+            mend(peer)
+        for peer in members:
+            await peer.sync.sync(GROUP)
+        assert {peer.store.newest(GROUP).signer for peer in members} == {second.id}
+
+
+async def test_a_version_that_was_written_and_not_announced_is_announced_after_a_restart(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with peers(world, tmp_path, (0, 0)) as members:
+        first, second = sorted(members, key=lambda peer: ranked(world).index(peer.id))
+
+        async def dies(group: str, sealed: bytes) -> None:
+            raise asyncio.CancelledError
+
+        monkeypatch.setattr(first.client.directory, "publish_manifest", dies)
+        await accepted(first, 1.0, world)
+        await accepted(second, 2.0, world)
+        await until(lambda: first.store.newest(GROUP).version == 1)
+        assert world.manifests == {}
+        monkeypatch.undo()
+        again = asyncio.create_task(first.collector.run())
+        await until(lambda: GROUP in world.manifests)
+        again.cancel()
+        await second.sync.sync(GROUP)
+        assert second.store.newest(GROUP).digest == first.store.newest(GROUP).digest
+
+
+def _sent(update: Submission) -> Vector:
+    return decode_vector(update.payload, update.header.dtype)
