@@ -106,9 +106,10 @@ class Worker:
 
     async def _rounds(self) -> None:
         while True:
-            held = await self._prepare()
+            held = await self._newest()
             # A round that has its version takes nothing more: a newcomer begins with the next.
             self._done = self._next_round(max(self._done, held[self._groups[0]].round))
+            await self._begin(self._done, held)
             await self._take_part(self._done, held)
             self._failures = 0
 
@@ -143,8 +144,8 @@ class Worker:
 
     # --- before training --------------------------------------------------------------------------
 
-    async def _prepare(self) -> dict[str, Held]:
-        """Bring all watched groups up to date, here and in the trainer, which goes on training meanwhile."""
+    async def _newest(self) -> dict[str, Held]:
+        """Bring all watched groups up to date; the trainer goes on meanwhile."""
         synced = await asyncio.gather(*map(self._sync.sync, self._watched))
         held = dict(zip(self._watched, synced, strict=True))
         if self._run.interface == "frozen":
@@ -154,13 +155,16 @@ class Worker:
         for group in self._groups:
             if self._contributors[group].settle(held[group].manifest) is not None:
                 await self._keep(group)
+        return held
+
+    async def _begin(self, round: int, held: dict[str, Held]) -> None:
+        """Have the trainer go on from these versions."""
         async with self._training.loading():
             for group, version in held.items():
                 if group in self._groups or self._loaded.get(group) != version.digest:
                     await self._load(version)
             self._carries_on = True
-            await self._evaluate(held)
-        return held
+            await self._evaluate(round, held)
 
     async def _keep(self, group: str) -> None:
         round = self._slots.round_at(self._now())
@@ -210,14 +214,14 @@ class Worker:
             bytes_out=self._client.traffic.sent,
         )
 
-    async def _evaluate(self, held: dict[str, Held]) -> None:
+    async def _evaluate(self, round: int, held: dict[str, Held]) -> None:
         reply = await self._trainer.request(Evaluate(windows=EVALUATION_WINDOWS), LOAD_SECONDS)
         ce = reply["ce"][-1]
         self._report.from_noise_ce = ce if math.isfinite(ce) else None
         self._report.touch()
         log.info(
             "round.evaluated",
-            round=self._slots.round_at(self._now()),
+            round=round,
             block=self._report.block,
             ce=reply["ce"],
             versions={group: version.version for group, version in held.items()},
