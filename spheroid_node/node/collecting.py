@@ -20,7 +20,7 @@ from spheroid_node.node.clock import LONGEST_NAP
 from spheroid_node.node.screening import Screening
 from spheroid_node.node.sync import Synchroniser
 from spheroid_node.node.versions import Held, VersionStore
-from spheroid_node.rounds.aggregation import PayloadFacts
+from spheroid_node.rounds.aggregation import PayloadFacts, PayloadMeter, payload_facts
 from spheroid_node.rounds.aggregator import Aggregator, Desk, Offer
 from spheroid_node.rounds.collection import Answer, Base
 from spheroid_node.rounds.election import ranking
@@ -42,8 +42,8 @@ from spheroid_node.wire.tensors import CHUNK_BYTES, chunks
 log = structlog.get_logger()
 
 CHUNK_SECONDS = 30.0
-IN_MEMORY_BYTES = 8 * CHUNK_BYTES
-"""An update up to this size is spooled in memory, a larger one on disk."""
+IN_MEMORY_BYTES = CHUNK_BYTES
+"""An update up to this size is spooled in memory, a larger one on disk: many may come at the same time."""
 
 
 class Collector:
@@ -90,10 +90,8 @@ class Collector:
         offer = await self._offer(envelope, self._client.identity.peer)
         answer = offer.answer
         if answer is None:
-            meter = offer.meter()
-            for chunk in chunks(payload):
-                meter.feed(chunk)
-            answer = await self._deliver(offer, meter.facts(), lambda: chunks(payload))
+            facts = await asyncio.to_thread(payload_facts, chunks(payload), offer.header.dtype)
+            answer = await self._deliver(offer, facts, lambda: chunks(payload))
         return offer.receipt(answer)
 
     async def _receive(self, link: Link, envelope: bytes) -> None:
@@ -107,9 +105,9 @@ class Collector:
                     chunk = await link.receive(timeout=CHUNK_SECONDS)
                     if not isinstance(chunk, Chunk) or chunk.index != meter.count:
                         raise WireError(ErrorCode.UNEXPECTED, f"chunk {meter.count} was expected")
-                    meter.feed(chunk.data)
-                    spool.write(chunk.data)
-                answer = await self._deliver(offer, meter.facts(), partial(_chunks_of, spool))
+                    # In a thread: the next chunk comes in meanwhile, and so do those of others.
+                    await asyncio.to_thread(take, meter, spool, chunk.data)
+                answer = await self._deliver(offer, meter.facts(), partial(chunks_of, spool))
         # Whoever has handed in an update waits on this link for the version it becomes part of.
         if offer.header.group in self._waiting:
             self._waiting[offer.header.group].append(link)
@@ -272,7 +270,14 @@ def owns(record: NodeRecord, group: str) -> bool:
     return record.state == "online" and group in (block_group(record.block), INTERFACE_GROUP)
 
 
-def _chunks_of(spool: IO[bytes]) -> Iterator[bytes | memoryview]:
+def take(meter: PayloadMeter, spool: IO[bytes], chunk: bytes | memoryview) -> None:
+    """Measure a chunk and put it by. Raises :class:`WireError` like the meter."""
+    meter.feed(chunk)
+    spool.write(chunk)
+
+
+def chunks_of(spool: IO[bytes]) -> Iterator[bytes | memoryview]:
+    """What was put by, from the beginning."""
     spool.seek(0)
     while chunk := spool.read(CHUNK_BYTES):
         yield chunk

@@ -23,7 +23,7 @@ from spheroid_node.wire.tensors import (
     chunk_hash,
     chunks,
     digest_of_hashes,
-    encode_vector,
+    vector_bytes,
 )
 
 log = structlog.get_logger()
@@ -46,7 +46,7 @@ class Held:
     @classmethod
     def of(cls, group: str, version: int, vector: Vector, sealed: bytes = b"") -> Held:
         """Raises :class:`WireError` if ``sealed`` is not a manifest of this group, version and digest."""
-        hashes = tuple(chunk_hash(chunk) for chunk in chunks(encode_vector(vector, "float32")))
+        hashes = tuple(chunk_hash(chunk) for chunk in chunks(vector_bytes(vector)))
         signer, manifest = Manifest.unseal(sealed) if sealed else ("", None)
         held = cls(group, version, vector, hashes, digest_of_hashes(hashes), sealed, manifest, signer)
         if (manifest is None) != (version == 0) or (
@@ -172,8 +172,7 @@ class VersionStore:
         held = self.get(group, version) if group in self._held else None
         if held is None or index >= len(held.hashes):
             return None
-        start = index * CHUNK_BYTES // 4
-        return encode_vector(held.vector[start : start + CHUNK_BYTES // 4], "float32")
+        return bytes(vector_bytes(held.vector)[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES])
 
     def _from_disk(self, group: str) -> list[Held]:
         folder = self._folder(group)

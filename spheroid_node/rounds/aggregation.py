@@ -10,13 +10,13 @@ import numpy as np
 
 from spheroid_node.wire.codes import ErrorCode, WireError
 from spheroid_node.wire.tensors import (
+    BLOCK_ELEMENTS,
     CHUNK_BYTES,
     Vector,
     chunk_hash,
     decode_vector,
     digest_of_hashes,
     encoded_size,
-    parts,
     unit_bytes,
 )
 
@@ -66,10 +66,16 @@ class PayloadMeter:
             )
         self._hashes.append(chunk_hash(chunk))
         self._size += len(chunk)
-        self._cut += chunk
-        whole = len(self._cut) - len(self._cut) % unit_bytes(self._dtype)
-        self._square += _square(self._cut[:whole], self._dtype)
-        del self._cut[:whole]
+        unit = unit_bytes(self._dtype)
+        # What the chunk before has cut, then all that is whole in this one, then what it cuts itself.
+        begin = -len(self._cut) % unit
+        end = max(begin, len(chunk) - (len(chunk) - begin) % unit)
+        self._cut += chunk[:begin]
+        if len(self._cut) == unit:
+            self._square += _square(self._cut, self._dtype)
+            self._cut = bytearray()
+        self._square += _square(memoryview(chunk)[begin:end], self._dtype)
+        self._cut += chunk[end:]
 
     def facts(self) -> PayloadFacts:
         """Raise :class:`WireError` (malformed) if the payload ends in the middle of an element."""
@@ -80,10 +86,13 @@ class PayloadMeter:
         )
 
 
-def _square(data: bytearray, dtype: str) -> float:
+def _square(data: bytearray | memoryview, dtype: str) -> float:
     """Squared norm. Float32 squared cannot overflow float64: it is finite exactly if all values are."""
-    values = decode_vector(data, dtype).astype(np.float64)
-    return float(values @ values)
+    square, step = 0.0, encoded_size(BLOCK_ELEMENTS, dtype)
+    for start in range(0, len(data), step):
+        values = decode_vector(data[start : start + step], dtype).astype(np.float64)
+        square += float(values @ values)
+    return square
 
 
 def payload_facts(chunks: Iterable[bytes | memoryview], dtype: str) -> PayloadFacts:
@@ -103,12 +112,13 @@ def check_weight(weight: float, scale: float) -> None:
 class Accumulator:
     """Weighted mean of updates of ``elements`` values, added one at a time.
 
-    Holds one float32 sum, and one encoded update while it is added, however many there are.
+    Holds one float32 sum, and room for one encoded update, however many there are.
     """
 
     def __init__(self, elements: int) -> None:
         self._sum: Vector = np.zeros(elements, dtype=np.float32)
         self._weight = 0.0
+        self._payload = bytearray()
 
     def add(
         self, chunks: Iterable[bytes | memoryview], dtype: str, weight: float, scale: float = 1.0
@@ -118,28 +128,43 @@ class Accumulator:
         Raises :class:`ValueError` for a weight that is not positive or a payload of another length.
         """
         check_weight(weight, scale)
-        size = encoded_size(len(self._sum), dtype)
-        payload = bytearray()
-        for chunk in chunks:
-            if len(payload) + len(chunk) > size:
-                raise ValueError(f"update of more than {size} bytes")
-            payload += chunk
-        if len(payload) != size:
-            raise ValueError(f"update of {len(payload)} bytes, expected {size}")
-        for part in parts(len(self._sum)):
-            encoded = payload[encoded_size(part.start, dtype) : encoded_size(part.stop, dtype)]
-            self._sum[part] += np.float32(weight * scale) * decode_vector(encoded, dtype)
+        payload = self._gather(chunks, encoded_size(len(self._sum), dtype))
+        factor, step = np.float32(weight * scale), encoded_size(BLOCK_ELEMENTS, dtype)
+        for start, at in zip(
+            range(0, len(self._sum), BLOCK_ELEMENTS), range(0, len(payload), step), strict=True
+        ):
+            values = decode_vector(payload[at : at + step], dtype)
+            self._sum[start : start + BLOCK_ELEMENTS] += factor * values
         self._weight += weight
 
+    def _gather(self, chunks: Iterable[bytes | memoryview], size: int) -> memoryview:
+        """The whole update, in the room that the one before it had. Raises :class:`ValueError`."""
+        if len(self._payload) != size:
+            self._payload = bytearray(size)
+        room, at = memoryview(self._payload), 0
+        for chunk in chunks:
+            if at + len(chunk) > size:
+                raise ValueError(f"update of more than {size} bytes")
+            room[at : at + len(chunk)] = chunk
+            at += len(chunk)
+        if at != size:
+            raise ValueError(f"update of {at} bytes, expected {size}")
+        return room
+
     def mean(self) -> Vector:
-        """Σ w·s·u / Σ w. Raises :class:`ValueError` when nothing was added."""
+        """Σ w·s·u / Σ w; the updates are forgotten. Raises :class:`ValueError` when nothing was added."""
         if not self._weight:
             raise ValueError("the mean of no updates")
-        mean: Vector = self._sum / np.float32(self._weight)
+        mean, self._sum, self._payload = self._sum, np.zeros(0, dtype=np.float32), bytearray()
+        mean /= np.float32(self._weight)
+        self._weight = 0.0
         return mean
 
 
 def next_version(base: Vector, mean_update: Vector) -> Vector:
-    """Outer step ``average``: the mean update is added to the version it was trained from."""
-    version: Vector = (base + mean_update).astype(np.float32)
-    return version
+    """Outer step ``average``: the mean update is added to the version it was trained from.
+
+    The version takes the place of ``mean_update`` in memory.
+    """
+    mean_update += base
+    return mean_update

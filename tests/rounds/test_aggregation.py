@@ -19,6 +19,7 @@ from spheroid_node.wire.tensors import (
     decode_vector,
     encode_vector,
     payload_digest,
+    vector_digest,
 )
 
 updates = st.lists(
@@ -92,6 +93,25 @@ def test_memory_does_not_grow_with_the_number_of_updates(dtype: str) -> None:
     finally:
         tracemalloc.stop()
     assert many < few + len(payload) // 4
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "int8"])
+def test_a_round_needs_room_for_the_parameters_and_one_update(dtype: str) -> None:
+    elements = 8_000_003
+    payload = encode_vector(np.ones(elements, dtype=np.float32), dtype)
+    base = np.ones(elements, dtype=np.float32)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        accumulator = Accumulator(elements)
+        for _ in range(3):
+            payload_facts(chunks(payload), dtype)
+            accumulator.add(chunks(payload), dtype, 3)
+        vector_digest(next_version(base, accumulator.mean()))
+        peak = tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * elements + len(payload) + 4 * CHUNK_BYTES
 
 
 def test_chunks_need_not_end_at_whole_elements() -> None:

@@ -327,6 +327,11 @@ def test_chunks_cover_the_payload(size: int, count: int) -> None:
     assert all(len(part) <= CHUNK_BYTES for part in parts)
 
 
+def test_every_half_is_the_float_that_numpy_makes_of_it() -> None:
+    halves = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    np.testing.assert_array_equal(decode_vector(halves.tobytes(), "fp16"), halves.astype(np.float32))
+
+
 def test_the_digest_is_a_hash_of_chunk_hashes() -> None:
     data = np.random.default_rng(7).bytes(CHUNK_BYTES + 5)
     leaves = [
