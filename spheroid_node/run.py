@@ -24,7 +24,9 @@ INTERFACE_GROUP = "interface"
 MAX_RUN_BYTES = 16_384
 """A packed RunSpec is one DHT record, and DHT records stay small."""
 
-PositiveInt = Annotated[int, Field(gt=0)]
+PositiveInt = Annotated[int, Field(gt=0, lt=2**63)]
+NonNegativeInt = Annotated[int, Field(ge=0, lt=2**63)]
+"""What msgpack has room for."""
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
@@ -97,8 +99,8 @@ class TrainingSpec(_Section):
     """Most steps a worker may train in a round."""
     batch: PositiveInt = 16
     learning_rate: PositiveFloat = 2e-3
-    warmup_steps: Annotated[int, Field(ge=0)] = 50
-    decay_steps: Annotated[int, Field(ge=0)] = 0
+    warmup_steps: NonNegativeInt = 50
+    decay_steps: NonNegativeInt = 0
     """Cosine decay to a tenth of the rate over this many steps; 0 keeps it constant."""
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
@@ -268,7 +270,7 @@ class RunSpec(_Section):
             raise RunFileInvalid(str(path), error.strerror or str(error)) from error
         except ValidationError as error:
             raise RunFileInvalid(str(path), describe(error)) from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, or nested without end
             raise RunFileInvalid(str(path), str(error)) from error
         if len(run.pack()) > MAX_RUN_BYTES:
             raise RunFileInvalid(

@@ -197,6 +197,22 @@ def test_a_run_file_that_cannot_be_read(tmp_path: Path) -> None:
             RunSpec.from_toml(path)
 
 
+@pytest.mark.parametrize(
+    "value",
+    ["9" * 30, "9" * 5000, "[" * 3000, '"\\u0000"'],
+    ids=["too-large", "too-long", "too-deep", "zero"],
+)
+@pytest.mark.parametrize("key", ["seed", "training.local_steps", "training.warmup_steps", "model.mlp_ratio"])
+def test_numbers_that_nobody_would_think_of_are_refused(tmp_path: Path, key: str, value: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(f'name = "x"\n{key} = {value}\n{MODEL_KEYS}', encoding="utf-8")
+    with pytest.raises(RunFileInvalid):
+        RunSpec.from_toml(path)
+
+
+MODEL_KEYS = "model.blocks = 2\nmodel.layers = 1\nmodel.width = 8\nmodel.heads = 2\nmodel.window = 16\n"
+
+
 def deep(blocks: int, **changes: Any) -> RunSpec:
     return spec(model={**FIELDS["model"], "blocks": blocks}, **changes)
 

@@ -13,6 +13,7 @@ import structlog
 
 from spheroid_node.errors import TrainerFailed
 from spheroid_node.training.trainer_protocol import (
+    FRAME_LIMIT,
     MODULE,
     Configure,
     Stop,
@@ -20,7 +21,8 @@ from spheroid_node.training.trainer_protocol import (
     encode_request,
     error_of,
 )
-from spheroid_node.wire.frames import HEADER
+from spheroid_node.wire.codes import WireError
+from spheroid_node.wire.frames import HEADER, frame_length
 from spheroid_node.wire.messages import Message
 
 log = structlog.get_logger()
@@ -86,6 +88,9 @@ class TrainerProcess:
             except (OSError, asyncio.IncompleteReadError, RuntimeError) as error:
                 # uvloop has a RuntimeError of its own for a pipe whose reader has died.
                 raise TrainerFailed(f"it died while asked to {what}") from error
+            except WireError as error:
+                self._kill()
+                raise TrainerFailed(f"its answer to {what} makes no sense: {error}") from error
             except asyncio.CancelledError:
                 # A reply that nobody reads would be taken for the next one's.
                 self._kill()
@@ -127,7 +132,7 @@ class TrainerProcess:
         process.stdin.write(encode_request(request))
         await process.stdin.drain()
         header = await process.stdout.readexactly(HEADER.size)
-        return decode(await process.stdout.readexactly(HEADER.unpack(header)[0]))
+        return decode(await process.stdout.readexactly(frame_length(header, FRAME_LIMIT)))
 
     async def _relay_log(self) -> None:
         """The child's log lines, and whatever a library prints in it, become lines of the node's log."""

@@ -168,7 +168,9 @@ def error_of(reply: dict[str, Any]) -> SpheroidError | None:
     if "error" not in reply:
         return None
     kind = getattr(errors, str(reply.get("kind")), None)
-    if not (isinstance(kind, type) and issubclass(kind, SpheroidError) and "problem" in reply):
+    if not (
+        isinstance(kind, type) and issubclass(kind, SpheroidError) and {"problem", "remedy"} <= reply.keys()
+    ):
         return TrainerFailed(f"{reply.get('kind')}: {reply['error']}")
     error = kind.__new__(kind)
     SpheroidError.__init__(error, str(reply["problem"]), str(reply["remedy"]))

@@ -74,6 +74,24 @@ async def test_one_that_does_not_answer_is_killed(trainer: TrainerProcess) -> No
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.parametrize("answer", [b"\xff\xff\xff\xff", b"\x00\x00\x00\x00", b"\x00\x00\x00\x01\xc1"])
+async def test_an_answer_that_is_none_ends_it(trainer: TrainerProcess, answer: bytes) -> None:
+    """What comes after it cannot be told from it."""
+    real, killed = cast(Any, trainer._process), []
+    stdout = asyncio.StreamReader()
+    stdout.feed_data(answer)
+    trainer._process = cast(
+        Any,
+        SimpleNamespace(
+            stdin=real.stdin, stdout=stdout, returncode=None, kill=lambda: killed.append(True), wait=real.wait
+        ),
+    )
+    with pytest.raises(TrainerFailed, match="its answer to evaluate makes no sense"):
+        await trainer.request(Evaluate(windows=1), 30)
+    assert killed
+    trainer._process = real
+
+
 async def test_the_users_error_is_raised_as_it_is(run: RunSpec, tmp_path: Path) -> None:
     trainer = TrainerProcess(configuration(run, tmp_path, "abc"))
     with pytest.raises(DataTooShort, match="Give more text"):

@@ -220,6 +220,11 @@ def test_a_users_error_comes_back_as_it_is(
     assert error_of(lasting_child.ask(configure())) is None
 
 
+def test_an_error_without_a_remedy_is_the_trainers() -> None:
+    error = error_of({"error": "it broke", "kind": "DataMissing", "problem": "it broke"})
+    assert isinstance(error, TrainerFailed)
+
+
 def test_a_request_that_cannot_be_done_is_answered_and_the_next_one_served(
     child: Child, configure: MakeConfigure, run: RunSpec
 ) -> None:
