@@ -30,8 +30,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from benchmarks.report import RESULTS, Found, write_result
 from spheroid_node.net.dialling import Dialler
 from spheroid_node.net.identity import Identity, ephemeral_identity
-from spheroid_node.net.link import BUFFER_BYTES
 from spheroid_node.net.links import LinkServer, Traffic
+from spheroid_node.net.reader import BUFFER_BYTES
 from spheroid_node.net.tls import client_context, server_context
 from spheroid_node.net.transfer import fetch_version, serve_transfer
 from spheroid_node.node.collecting import IN_MEMORY_BYTES, chunks_of, take

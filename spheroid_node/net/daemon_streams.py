@@ -16,7 +16,7 @@ from spheroid_node.net._hivemind import (
     read_pbmsg_safe,
     write_pbmsg,
 )
-from spheroid_node.net.link import BUFFER_BYTES
+from spheroid_node.net.reader import BUFFER_BYTES
 from spheroid_node.net.streams import Accept, Stream, StreamFailed
 
 REGISTER_TIMEOUT = 10.0

@@ -12,7 +12,8 @@ import structlog
 
 from spheroid_node.net.greeting import greet
 from spheroid_node.net.identity import Identity
-from spheroid_node.net.link import BUFFER_BYTES, Link, LinkClosed, Traffic
+from spheroid_node.net.link import Link, LinkClosed, Traffic
+from spheroid_node.net.reader import FrameReader
 from spheroid_node.net.streams import StreamFailed, Streams, link_name
 from spheroid_node.net.tls import certified_peer, client_context
 from spheroid_node.wire.codes import ErrorCode, WireError
@@ -108,9 +109,7 @@ class Dialler:
         except ValueError as error:  # what the codec of host names says to one that is none
             raise _NotReached(f"{address.host[:64]!r} is no host name") from error
         try:
-            reader, writer = await asyncio.open_connection(
-                sock=connection, ssl=client_context(), server_hostname=SERVER_NAME, limit=BUFFER_BYTES
-            )
+            reader, writer = await _open(connection)
         except BaseException:
             connection.close()
             raise
@@ -177,6 +176,16 @@ async def _connect(host: str, port: int) -> socket.socket:
         else:
             return connection
     raise failure or OSError(f"{host} has no address")
+
+
+async def _open(connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """TLS on ``connection``."""
+    loop, reader = asyncio.get_running_loop(), FrameReader()
+    protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+    transport, _ = await loop.create_connection(
+        lambda: protocol, sock=connection, ssl=client_context(), server_hostname=SERVER_NAME
+    )
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
 def _words(error: OSError) -> str:

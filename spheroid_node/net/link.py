@@ -12,7 +12,6 @@ from spheroid_node.wire.codes import ErrorCode, WireError
 from spheroid_node.wire.frames import HEADER, MAX_FRAME, frame_length
 from spheroid_node.wire.messages import Error, Message, Via, decode
 
-BUFFER_BYTES = 1024 * 1024
 SEND_TIMEOUT = 60.0
 CLOSE_TIMEOUT = 2.0
 M = TypeVar("M", bound=Message)

@@ -14,8 +14,9 @@ import structlog
 from spheroid_node.net.dialling import Dialler, LinkFailed, dial
 from spheroid_node.net.greeting import receive_greeting
 from spheroid_node.net.identity import Identity
-from spheroid_node.net.link import BUFFER_BYTES, Link, LinkClosed, Traffic
+from spheroid_node.net.link import Link, LinkClosed, Traffic
 from spheroid_node.net.ports import listening_socket
+from spheroid_node.net.reader import FrameReader
 from spheroid_node.net.streams import Stream, Streams, link_name
 from spheroid_node.net.tls import server_context
 from spheroid_node.run import RunSpec
@@ -147,7 +148,7 @@ class LinkServer:
 
     async def _open(self, connection: socket.socket) -> Link:
         loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader(limit=BUFFER_BYTES, loop=loop)
+        reader = FrameReader()
         protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
         transport, _ = await loop.connect_accepted_socket(
             lambda: protocol, connection, ssl=self._context, ssl_handshake_timeout=self._handshake_timeout
