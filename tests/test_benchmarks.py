@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import arms, logical, tables
+from benchmarks import aggregation, arms, logical, tables
 from benchmarks.arms import Arm, row, small_run
 from spheroid_node.run import ModelSpec
+from spheroid_node.wire.tensors import decode_vector
 
 SCRIPTS = sorted(path.stem for path in Path(arms.__file__).parent.glob("*.py"))
 
@@ -90,6 +91,20 @@ def test_the_largest_logical_shape_is_that_of_the_paper() -> None:
     assert logical.total_elements(logical.RunSpec(name="x", model=logical.shape(18432))) == pytest.approx(
         75.8e9, rel=0.01
     )
+
+
+@pytest.mark.parametrize("rule", ["clipped", "median"])
+def test_updates_are_added_up_by_the_path_of_a_node(rule: aggregation.Rule, tmp_path: Path) -> None:
+    found = aggregation.aggregate("int8", rule, 3, 400_000, str(tmp_path))
+    assert found.keys() == {"seconds", "close_seconds", "peak_mb"}
+    assert found["seconds"] >= found["close_seconds"] > 0
+    assert aggregation.numpy_mean("int8", rule, 3, 10_000, "")["seconds"] > 0
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "int8", "float32"])
+def test_numpy_alone_reads_a_payload_as_we_do(dtype: aggregation.Dtype) -> None:
+    payload = aggregation.payload_of(10_000, dtype)
+    assert aggregation.decoded(payload, dtype).tolist() == decode_vector(payload, dtype).tolist()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spheroid_node.rounds.aggregation import check_weight
-from spheroid_node.wire.tensors import Vector, decode_vector, encoded_size, parts
+from spheroid_node.wire.tensors import BLOCK_ELEMENTS, Vector, decode_vector, encoded_size, parts
 
 Keep = Callable[[], IO[bytes]]
 """Opens an empty place for the bytes of an update; closing it forgets them."""
@@ -58,8 +58,11 @@ class Sorter:
         if not self._kept:
             raise ValueError("the mean of no updates")
         combined: Vector = np.empty(self._elements, dtype=np.float32)
-        for part in parts(self._elements):
-            combined[part] = self._middle(np.stack([self._read(*kept, part) for kept in self._kept]))
+        for part in parts(self._elements, BLOCK_ELEMENTS):
+            values_EN = np.empty((part.stop - part.start, len(self._kept)), dtype=np.float32)
+            for number, kept in enumerate(self._kept):
+                values_EN[:, number] = self._read(*kept, part)
+            combined[part] = self._middle(values_EN)
         for place, _, _ in self._kept:
             place.close()
         self._kept.clear()
@@ -70,10 +73,10 @@ class Sorter:
         place.seek(start)
         return np.float32(scale) * decode_vector(place.read(end - start), dtype)
 
-    def _middle(self, values_NE: NDArray[np.float32]) -> Vector:
-        count = len(values_NE)
+    def _middle(self, values_EN: NDArray[np.float32]) -> Vector:
+        count = values_EN.shape[1]
         # Of an odd number the median is one value, of an even number the mean of two.
         cut = min(int(self._trim * count), (count - 1) // 2)
-        values_NE.sort(axis=0)
-        middle: Vector = values_NE[cut : count - cut].mean(axis=0, dtype=np.float32)
+        values_EN.sort(axis=1)  # what lies side by side is sorted in half the time
+        middle: Vector = values_EN[:, cut : count - cut].mean(axis=1, dtype=np.float32)
         return middle

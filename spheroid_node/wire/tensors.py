@@ -100,10 +100,13 @@ def _tensor_size(dtype: str, shape: list[int]) -> int:
     return prod(shape) * DTYPES[dtype].itemsize
 
 
-def parts(elements: int) -> Iterator[slice]:
-    """A vector in parts that are encoded and decoded on their own, so that large ones need little memory."""
-    for start in range(0, elements, PART_ELEMENTS):
-        yield slice(start, min(start + PART_ELEMENTS, elements))
+def parts(elements: int, size: int = PART_ELEMENTS) -> Iterator[slice]:
+    """A vector in parts that are encoded and decoded on their own, so that large ones need little memory.
+
+    ``size``: elements of a part, a multiple of INT8_ELEMENTS.
+    """
+    for start in range(0, elements, size):
+        yield slice(start, min(start + size, elements))
 
 
 def encode_vector(vector: Vector, dtype: str) -> bytes:
