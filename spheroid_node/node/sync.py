@@ -17,7 +17,7 @@ from spheroid_node.node.clock import sleep_until
 from spheroid_node.node.versions import Held, VersionStore, is_better
 from spheroid_node.rounds.forks import is_plausible
 from spheroid_node.rounds.slots import Slots
-from spheroid_node.wire.codes import WireError
+from spheroid_node.wire.codes import ErrorCode, WireError
 from spheroid_node.wire.messages import HopAddress, Listing, Manifest, Want
 from spheroid_node.wire.records import NODE_TTL, NodeRecord
 from spheroid_node.wire.tensors import decode_vector
@@ -124,8 +124,13 @@ class Synchroniser:
             await asyncio.gather(*map(self.sync, groups))
 
     async def follow(self, signer: str, sealed: bytes) -> Held:
-        """Take a manifest that came directly from its aggregator, if it is better than what is held."""
+        """Take a manifest that came directly from its aggregator, if it is better than what is held.
+
+        Raises :class:`WireError` for what is no manifest of a group of this run.
+        """
         author, manifest = Manifest.unseal(sealed)
+        if manifest.group not in self._client.run.groups:
+            raise WireError(ErrorCode.UNEXPECTED, "a manifest of a group that the run does not have")
         async with self._turns.setdefault(manifest.group, asyncio.Lock()):
             if author != signer or not self._is_plausible(author, manifest):
                 return self._store.newest(manifest.group)

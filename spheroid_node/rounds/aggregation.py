@@ -90,8 +90,9 @@ def _square(data: bytearray | memoryview, dtype: str) -> float:
     """Squared norm. Float32 squared cannot overflow float64: it is finite exactly if all values are."""
     square, step = 0.0, encoded_size(BLOCK_ELEMENTS, dtype)
     for start in range(0, len(data), step):
-        values = decode_vector(data[start : start + step], dtype).astype(np.float64)
-        square += float(values @ values)
+        with np.errstate(invalid="ignore"):  # a NaN is for the caller to see
+            values = decode_vector(data[start : start + step], dtype).astype(np.float64)
+            square += float(values @ values)
     return square
 
 

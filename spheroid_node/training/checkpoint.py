@@ -139,7 +139,7 @@ def read_tensors(path: Path) -> tuple[dict[str, str], dict[str, NDArray[Any]]]:
             tensors = {name: np.array(file.get_tensor(name)) for name in names}
     except OSError as error:
         raise CheckpointInvalid(str(path), error.strerror or str(error)) from error
-    except SafetensorError as error:
+    except (SafetensorError, AttributeError, TypeError) as error:  # the latter of a dtype unknown to numpy
         raise CheckpointInvalid(str(path), f"it is damaged ({error})") from error
     checksum, _ = metadata.pop(CHECKSUM, ""), metadata.pop("format", "")
     if checksum != _checksum(tensors, metadata):

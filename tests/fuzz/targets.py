@@ -382,7 +382,7 @@ def dictionaries(source: Source) -> None:
     answer.store(author, value, expiration)
     answer.store(PEERS[1], source.mutated(value), expiration)
     raw = DHTProtocol.serializer.dumps(answer)
-    kind = source.below(4)
+    kind = source.below(3)
     protocol, sent = _protocol(), source.mutated(raw) if source.below(3) else raw
     protocol.answer = SimpleNamespace(
         peer=None,

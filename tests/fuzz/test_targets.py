@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Iterator
+from random import Random
 
 import pytest
 import structlog
@@ -26,7 +27,7 @@ def _quiet() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", TARGETS)
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
-@given(data=st.binary(max_size=600))
+@given(data=st.binary(max_size=600) | st.integers(0, 2**32).map(lambda seed: Random(seed).randbytes(400)))
 def test_target(name: str, data: bytes) -> None:
     TARGETS[name](Source(b""))  # what is made once is there
     tracemalloc.start()

@@ -241,6 +241,17 @@ async def test_a_joiner_takes_older_versions_from_a_holder_too(world: World, tmp
         assert (await joiner.sync.behind(GROUP, 2)).version == 2  # nobody has version 1: the nearest to it
 
 
+async def test_a_manifest_of_a_group_that_is_not_there_is_refused(world: World, tmp_path: Path) -> None:
+    """Whoever may aggregate sends manifests, and what its worker is told must not end the worker."""
+    world.clock.now = 900.0
+    async with peers(world, tmp_path, (0, 1)) as (one, two):
+        made = version(world, 1, one).manifest
+        assert made is not None
+        sealed = made.model_copy(update={"group": "block-99"}).seal(one.client.identity.key)
+        with pytest.raises(WireError, match="unexpected"):
+            await two.sync.follow(one.id, sealed)
+
+
 async def test_an_older_version_is_the_one_that_the_next_was_made_from(world: World, tmp_path: Path) -> None:
     world.clock.now = 900.0
     async with peers(world, tmp_path, (0, 0, 1)) as (liar, one, joiner):

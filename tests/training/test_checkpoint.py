@@ -47,6 +47,14 @@ def test_a_version_comes_back_as_it_was(run: RunSpec, tmp_path: Path, group: str
     assert names(tmp_path) == ["v.safetensors"]
 
 
+def test_a_type_that_numpy_does_not_know_is_damage(run: RunSpec, tmp_path: Path) -> None:
+    path = tmp_path / "v.safetensors"
+    header = b'{"x":{"dtype":"F8_E4M3","shape":[8],"data_offsets":[0,8]}}'
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(CheckpointInvalid, match="damaged"):
+        read_version(path, run, "block-0")
+
+
 def test_every_damaged_byte_is_noticed(run: RunSpec, tmp_path: Path) -> None:
     path = tmp_path / "v.safetensors"
     write_version(path, run, "block-0", 12, random_vectors(run)["block-0"], b"manifest")
