@@ -351,23 +351,25 @@ def record(**changes: Any) -> NodeRecord:
     return NodeRecord(**fields | changes)
 
 
+LATER = 4_000_000_000.0
+"""When records are judged: nothing that is kept until then has expired by hivemind's own clock."""
 KEY = DHTID.generate(source="spheroid/1/x").to_bytes()
 
 
 @cache
 def _stored() -> DHTRecord:
-    whole = DHTRecord(KEY, pack(PEERS[0]), pack(record().pack()), NOW + 60)
+    whole = DHTRecord(KEY, pack(PEERS[0]), pack(record().pack()), LATER + 60)
     return DHTRecord(KEY, whole.subkey, RecordValidator(ALICE).sign_value(whole), whole.expiration_time)
 
 
 def records(source: Source) -> None:
     """A DHT record counts only as its author has signed it."""
-    true, judge = _stored(), RecordValidator(MALLORY, clock=lambda: NOW)
+    true, judge = _stored(), RecordValidator(MALLORY, clock=lambda: LATER)
     changed = DHTRecord(
         source.mutated(true.key) if not source.below(4) else true.key,
         source.mutated(true.subkey) if not source.below(4) else true.subkey,
         source.mutated(true.value) if source.below(4) else true.value,
-        source.pick((true.expiration_time, NOW + 59, -1.0, float("nan"), float("inf"), 1e300)),
+        source.pick((true.expiration_time, LATER + 59, -1.0, float("nan"), float("inf"), 1e300)),
     )
     assert judge.validate(changed) in (True, False)
     if judge.validate(changed):
@@ -388,15 +390,15 @@ def dictionaries(source: Source) -> None:
         peer=None,
         results=[
             SimpleNamespace(
-                type=kind, value=sent, expiration_time=source.pick((NOW + 60, float("inf"), float("nan"))),
+                type=kind, value=sent, expiration_time=source.pick((LATER + 60, float("inf"), float("nan"))),
                 nearest_node_ids=[], nearest_peer_ids=[],
             )
         ],
     )  # fmt: skip
     found = finished(protocol.call_find(PeerID.from_base58(author), [DHTID.from_bytes(KEY)]))
-    for kept, _ in (found or {}).values():
-        if kept is None:
-            continue
+    values = [kept for kept, _ in (found or {}).values() if kept is not None]
+    assert len(values) == 1 or kind != 2 or sent != raw
+    for kept in values:
         with kept.value.freeze():
             held = {subkey: tuple(item) for subkey, item in kept.value.items()}
         assert held in ({}, {author: (value, expiration)})
@@ -414,7 +416,7 @@ def _protocol() -> Any:
     async def nothing(*_: Any, **__: Any) -> None:
         return
 
-    made.record_validator = RecordValidator(MALLORY, clock=lambda: NOW)
+    made.record_validator = RecordValidator(MALLORY, clock=lambda: LATER)
     made.rpc_semaphore, made.wait_timeout, made.node_info = asyncio.Semaphore(1), 1.0, None
     made.get_stub = lambda peer: SimpleNamespace(rpc_find=rpc_find)
     made.update_routing_table, made.routing_table = nothing, SimpleNamespace(get=lambda **_: None)
