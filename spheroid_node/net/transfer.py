@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-import numpy as np
 import structlog
 
 from spheroid_node.errors import TransferFailed
 from spheroid_node.net.link import Link
+from spheroid_node.net.partial import Partial
 from spheroid_node.wire.codes import ErrorCode, WireError
 from spheroid_node.wire.messages import Chunk, Error, HopAddress, Listing, Manifest, Read, Want
 from spheroid_node.wire.tensors import (
@@ -25,6 +25,7 @@ from spheroid_node.wire.tensors import (
     chunk_count,
     chunk_hash,
     digest_of_hashes,
+    split_hashes,
 )
 
 log = structlog.get_logger()
@@ -74,19 +75,22 @@ async def fetch_version(
     dial: Dial,
     answer_timeout: float = ANSWER_TIMEOUT,
     patience: float = PATIENCE,
+    partial: Partial | None = None,
 ) -> tuple[memoryview, Listing]:
     """The ``size`` payload bytes of a version (−1: the newest) and the listing they came under.
 
     holders: in order of preference; the first few share the work and the others stand in.
     expected_digest: None takes the digest from the manifest in the listing, whose signer the caller then
-    checks. dial: opens a ``transfer`` link. Raises :class:`TransferFailed`.
+    checks. dial: opens a ``transfer`` link. partial: what an earlier attempt at this digest brought; it has
+    what this one brings too. Raises :class:`TransferFailed`.
     """
-    fetch = _Fetch(group, version, expected_digest, size, dial, answer_timeout, patience)
+    partial = partial or Partial(expected_digest or b"", size)
+    fetch = _Fetch(group, version, expected_digest, partial, dial, answer_timeout, patience)
     waiting = deque(holders)
     running: set[asyncio.Task[None]] = set()
     causes: list[str] = []
     try:
-        while not fetch.complete:
+        while not (fetch.complete and fetch.listing):
             while waiting and len(running) < PARALLEL_HOLDERS:
                 running.add(asyncio.create_task(fetch.from_holder(waiting.popleft(), causes)))
             if not running:
@@ -98,8 +102,7 @@ async def fetch_version(
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-    assert fetch.listing is not None  # complete only once a listing was checked
-    return fetch.payload, fetch.listing
+    return partial.payload, fetch.listing
 
 
 class _Fetch:
@@ -110,23 +113,23 @@ class _Fetch:
         group: str,
         version: int,
         digest: bytes | None,
-        size: int,
+        partial: Partial,
         dial: Dial,
         answer_timeout: float,
         patience: float,
     ) -> None:
         self.listing: Listing | None = None
-        self.payload = np.empty(size, np.uint8).data  # its pages are made as it fills
         self._group = group
         self._version = version
         self._digest = digest
-        self._size = size
+        self._partial = partial
+        self._size = len(partial.payload)
         self._dial = dial
         self._answer_timeout = answer_timeout
         self._patience = patience
         self._given_back = asyncio.Event()
-        self._untried = deque(range(chunk_count(size)))
-        self._missing = set(self._untried)
+        self._missing = partial.missing
+        self._untried = deque(sorted(self._missing))
 
     @property
     def complete(self) -> bool:
@@ -189,9 +192,7 @@ class _Fetch:
         found = await asyncio.to_thread(chunk_hash, chunk.data)
         if len(chunk.data) != min(CHUNK_BYTES, self._size - start) or found != expected:
             raise WireError(ErrorCode.NOT_AUTHENTIC, f"chunk {index} does not match its hash")
-        if index in self._missing:
-            self.payload[start : start + len(chunk.data)] = chunk.data
-            self._missing.discard(index)
+        self._partial.add(index, chunk.data)
 
     def _agree(self, listing: Listing) -> Listing:
         """The listing, if it proves itself and is the one that the other holders showed."""
@@ -201,11 +202,11 @@ class _Fetch:
             raise WireError(ErrorCode.MALFORMED, f"a listing of {listing.size} bytes, not {self._size}")
         digest = self._digest or self._signed_digest(listing)
         hashes = listing.hashes
-        found = digest_of_hashes(hashes[at : at + DIGEST_BYTES] for at in range(0, len(hashes), DIGEST_BYTES))
-        if found != digest:
+        if digest_of_hashes(split_hashes(hashes)) != digest:
             raise WireError(ErrorCode.NOT_AUTHENTIC, "the chunk hashes do not match the version's digest")
         if self.listing is None:
             self.listing = listing
+            self._partial.begin(hashes)
         if (listing.version, hashes) != (self.listing.version, self.listing.hashes):
             raise WireError(ErrorCode.UNEXPECTED, "another version than the first holder's")
         return listing

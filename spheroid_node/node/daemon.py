@@ -114,7 +114,9 @@ class Node:
         own = set(run.worker_groups(self.block))
         self.store = VersionStore(run, lambda group: self.state.versions(group) if group in own else None)
         self.report = Report(self.block, self.trainer.device)
-        self.sync = Synchroniser(client, self.store)
+        self.sync = Synchroniser(
+            client, self.store, lambda group: self.state.partial(group) if group in own else None
+        )
         groups = run.worker_groups(self.block)
         screening = TrainerScreening(self.trainer, run.round.screen_windows)
         self.collector = Collector(client, self.store, self.sync, groups, self.state.spool, screening)

@@ -41,6 +41,10 @@ class StateDirectory:
         """What was learnt and is in no version yet."""
         return self.path / "outbox"
 
+    def partial(self, group: str) -> Path:
+        """What has arrived of a version that is being fetched."""
+        return self.path / "partial" / group
+
     def optimiser(self, block: int) -> Path:
         return self.path / f"optimiser-{block}.safetensors"
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import structlog
@@ -11,6 +15,7 @@ from spheroid_node.errors import TransferFailed
 from spheroid_node.model.initial import initial_vector
 from spheroid_node.model.parameters import elements
 from spheroid_node.net.links import LinkFailed
+from spheroid_node.net.partial import Partial
 from spheroid_node.net.transfer import fetch_version
 from spheroid_node.node.access import Client
 from spheroid_node.node.clock import sleep_until
@@ -24,6 +29,8 @@ from spheroid_node.wire.tensors import decode_vector
 
 log = structlog.get_logger()
 
+T = TypeVar("T")
+
 NODES_FRESH_SECONDS = 2.0
 LISTING_SECONDS = 10.0
 
@@ -31,9 +38,18 @@ LISTING_SECONDS = 10.0
 class Synchroniser:
     """Brings the versions of a store up to date. Only one fetch a group runs at a time."""
 
-    def __init__(self, client: Client, store: VersionStore) -> None:
+    def __init__(
+        self,
+        client: Client,
+        store: VersionStore,
+        partial: Callable[[str], Path | None] = lambda group: None,
+    ) -> None:
+        """``partial`` gives the file for what has arrived of a group's version, None to keep it in memory."""
         self._client = client
         self._store = store
+        self._partial_file = partial
+        self._partials: dict[str, Partial] = {}
+        """By group: what fetches that broke off have brought."""
         self._turns: dict[str, asyncio.Lock] = {}
         self._nodes: dict[str, NodeRecord] = {}
         self._nodes_read = float("-inf")
@@ -91,7 +107,7 @@ class Synchroniser:
             self._store.add(held)
             return held
         nodes = await self.nodes()
-        for record in nodes.values():
+        for record in shuffled(nodes.values()):
             if any(item.group == group and item.version >= version for item in record.held):
                 try:
                     return await self._older_from(_address(nodes, record), group, version, digest)
@@ -111,6 +127,7 @@ class Synchroniser:
             raise ValueError("its manifest is not plausible")
         held = await self._payload([address], manifest, listing.manifest)
         self._store.add(held)
+        self._partials.pop(group).close()
         return held
 
     async def keep_up(self, groups: tuple[str, ...]) -> None:
@@ -155,15 +172,34 @@ class Synchroniser:
             manifest.digest,
             4 * manifest.elements,
             lambda address: self._client.dial(address, "transfer"),
+            partial=await self._partial(manifest),
         )
         vector = decode_vector(payload, "float32")
+        vector.setflags(write=False)
         if not np.isfinite(vector).all():
             raise ValueError("its parameters are not finite")
         return await asyncio.to_thread(Held.of, manifest.group, manifest.version, vector, sealed)
 
+    async def _partial(self, manifest: Manifest) -> Partial:
+        """What earlier attempts at this version have brought; what they brought of another one goes."""
+        group, size = manifest.group, 4 * manifest.elements
+        kept = self._partials.get(group)
+        if kept is None or (kept.digest, len(kept.payload)) != (manifest.digest, size):
+            if kept is not None:
+                kept.close()
+            file = self._partial_file(group)
+            if file is None:
+                kept = Partial(manifest.digest, size)
+            else:
+                kept = await asyncio.to_thread(Partial.resume, manifest.digest, size, file)
+            self._partials[group] = kept
+        return kept
+
     async def _fetch(self, holders: list[HopAddress], manifest: Manifest, sealed: bytes) -> Held:
         held = await self._payload(holders, manifest, sealed)
-        if await asyncio.to_thread(self._store.adopt, held) is not held:
+        adopted = await asyncio.to_thread(self._store.adopt, held)
+        self._partials.pop(manifest.group).close()
+        if adopted is not held:
             return self._store.newest(manifest.group)
         log.info(
             "round.version",
@@ -177,7 +213,7 @@ class Synchroniser:
     async def _ask_holders(self, group: str, held: Held) -> Held:
         """Manifests expire when a swarm sleeps; a holder still has its own, signed."""
         nodes = await self.nodes()
-        for record in nodes.values():
+        for record in shuffled(nodes.values()):
             offers = [item for item in record.held if item.group == group and item.version > held.version]
             if not offers:
                 continue
@@ -201,22 +237,29 @@ class Synchroniser:
             await link.close()
 
     async def _holders(self, group: str, manifest: Manifest, first: str) -> list[HopAddress]:
-        """Who has the version: its aggregator, then every node that says so."""
+        """Who has the version: its aggregator and every node that says so, in an order of chance.
+
+        Else all that come at the same time would ask the same ones.
+        """
         nodes = await self.nodes(fresh=first not in self._nodes)
-        named = [first] if first in nodes else []
-        named += [
-            peer
+        named = [
+            HopAddress(peer=peer, host=record.host, port=record.port)
             for peer, record in nodes.items()
-            if peer not in (first, self._client.identity.peer)
-            and any(item.group == group and item.digest == manifest.digest for item in record.held)
+            if peer == first
+            or any(item.group == group and item.digest == manifest.digest for item in record.held)
         ]
-        return [HopAddress(peer=peer, host=nodes[peer].host, port=nodes[peer].port) for peer in named]
+        return shuffled(address for address in named if address.peer != self._client.identity.peer)
 
     def _is_plausible(self, signer: str, manifest: Manifest) -> bool:
         run = self._client.run
         if manifest.group not in run.groups or not run.allows(signer):
             return False
         return is_plausible(manifest, run, elements(run, manifest.group), self._client.dht.time())
+
+
+def shuffled(items: Iterable[T]) -> list[T]:
+    """In an order of chance."""
+    return random.sample(listed := list(items), len(listed))
 
 
 def _address(nodes: dict[str, NodeRecord], record: NodeRecord) -> HopAddress:

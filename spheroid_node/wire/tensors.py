@@ -209,6 +209,11 @@ def chunk_hash(chunk: bytes | memoryview) -> bytes:
     return hashlib.blake2b(chunk, digest_size=DIGEST_BYTES).digest()
 
 
+def split_hashes(hashes: bytes) -> list[bytes]:
+    """The hashes of a listing, which come one after the other."""
+    return [hashes[at : at + DIGEST_BYTES] for at in range(0, len(hashes), DIGEST_BYTES)]
+
+
 def digest_of_hashes(hashes: Iterable[bytes]) -> bytes:
     """Digest of a payload from the hashes of its chunks: BLAKE2b-256 of their concatenation.
 

@@ -10,6 +10,7 @@ import pytest
 from spheroid_node.errors import TransferFailed
 from spheroid_node.net.identity import Identity, ephemeral_identity
 from spheroid_node.net.link import Link
+from spheroid_node.net.partial import Partial
 from spheroid_node.net.transfer import fetch_version, serve_transfer
 from spheroid_node.wire.codes import ErrorCode, Verdict, WireError
 from spheroid_node.wire.messages import (
@@ -79,20 +80,21 @@ def holder(net) -> Callable[..., Awaitable[HopAddress]]:
 
 
 @pytest.fixture
-def fetch(net, alice) -> Callable[..., Awaitable[tuple[bytes, Listing]]]:
+def fetch(net, alice) -> Callable[..., Awaitable[tuple[bytearray, Listing]]]:
     async def start(
         *holders: HopAddress,
         version: int = VERSION,
         digest: bytes | None = DIGEST,
         answer_timeout: float = 10.0,
         patience: float = 60.0,
-    ) -> tuple[bytes, Listing]:
+        partial: Partial | None = None,
+    ) -> tuple[bytearray, Listing]:
         async def dial(address: HopAddress) -> Link:
             return await net.dial(address, alice)
 
         async with asyncio.timeout(60):
             return await fetch_version(
-                holders, GROUP, version, digest, len(PAYLOAD), dial, answer_timeout, patience
+                holders, GROUP, version, digest, len(PAYLOAD), dial, answer_timeout, patience, partial
             )
 
     return start
@@ -254,3 +256,67 @@ async def test_the_server_refuses_other_messages_and_missing_chunks(net, holder,
     await link.send(Welcome())
     with pytest.raises(WireError, match="unexpected"):
         await link.expect(Chunk, 10)
+
+
+# --- going on from what has arrived ----------------------------------------------------------------
+
+
+async def leaves_after_two(holder, partial: Partial, fetch) -> None:
+    """A fetch whose only holder leaves after two chunks, of which one may be lost with it."""
+    with pytest.raises(TransferFailed):
+        await fetch(await holder(Source(), leaves), partial=partial)
+    assert len(partial.missing) in (9, 10)
+
+
+async def test_a_fetch_goes_on_from_what_an_earlier_one_brought(holder, fetch) -> None:
+    partial, source = Partial(DIGEST, len(PAYLOAD)), Source()
+    await leaves_after_two(holder, partial, fetch)
+    missing = set(partial.missing)
+    payload, _ = await fetch(await holder(source), partial=partial)
+    assert payload is partial.payload and payload == PAYLOAD
+    assert set(source.given) == missing
+
+
+async def test_another_process_goes_on_from_the_file(holder, fetch, tmp_path) -> None:
+    file, source = tmp_path / "partial" / GROUP, Source()
+    await leaves_after_two(holder, Partial(DIGEST, len(PAYLOAD), file, save_after=0.0), fetch)
+    again = Partial.resume(DIGEST, len(PAYLOAD), file, save_after=0.0)
+    missing = set(again.missing)
+    assert len(missing) in (9, 10)
+    payload, _ = await fetch(await holder(source), partial=again)
+    assert payload == PAYLOAD and set(source.given) == missing
+    assert not Partial.resume(DIGEST, len(PAYLOAD), file).missing
+    again.close()
+    assert not file.exists()
+
+
+@pytest.mark.parametrize("damage", ["chunk", "hashes", "cut", "other"])
+async def test_what_a_crash_left_in_the_file_is_believed_only_as_far_as_it_proves_itself(
+    holder, fetch, tmp_path, damage
+) -> None:
+    file = tmp_path / GROUP
+    partial = Partial(DIGEST, len(PAYLOAD), file, save_after=0.0)
+    await fetch(await holder(Source()), partial=partial)
+    saved = bytearray(file.read_bytes())
+    if damage == "chunk":
+        saved[11 * 32 + 3 * CHUNK_BYTES] ^= 1
+    elif damage == "hashes":
+        saved[0] ^= 1
+    elif damage == "cut":
+        del saved[11 * 32 + 5 * CHUNK_BYTES + 7 :]
+    file.write_bytes(saved)
+    digest = bytes(32) if damage == "other" else DIGEST
+    again = Partial.resume(digest, len(PAYLOAD), file)
+    everything = set(range(11))
+    assert again.missing == {"chunk": {3}, "cut": set(range(5, 11))}.get(damage, everything)
+
+
+async def test_a_fetch_that_is_short_writes_no_file(holder, fetch, tmp_path) -> None:
+    await fetch(await holder(Source()), partial=Partial(DIGEST, len(PAYLOAD), tmp_path / GROUP))
+    assert not list(tmp_path.iterdir())
+
+
+async def test_a_full_disk_does_not_end_a_fetch(holder, fetch, tmp_path) -> None:
+    (tmp_path / "partial").write_text("no folder")
+    partial = Partial(DIGEST, len(PAYLOAD), tmp_path / "partial" / GROUP, save_after=0.0)
+    assert (await fetch(await holder(Source()), partial=partial))[0] == PAYLOAD

@@ -1,0 +1,60 @@
+"""Where a node that lacks a version looks for it, and what it keeps of a fetch that broke off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spheroid_node.node import sync as sync_module
+from spheroid_node.node.sync import Synchroniser
+
+from .conftest import Peer, World
+from .test_round import GROUP, peers, version
+
+
+async def test_those_who_come_together_do_not_all_ask_the_same_holder(world: World, tmp_path: Path) -> None:
+    world.clock.now = 900.0
+    async with peers(world, tmp_path, (0,) * 6) as members:
+        joiner, aggregator = members[0], members[1]
+        held = version(world, 1, aggregator)
+        for member in members[1:]:
+            member.store.adopt(held)
+            member.announce()
+        assert held.manifest is not None
+        first = set()
+        for _ in range(60):
+            holders = await joiner.sync._holders(GROUP, held.manifest, aggregator.id)
+            assert sorted(holder.peer for holder in holders) == sorted(m.id for m in members[1:])
+            first.add(holders[0].peer)
+        assert len(first) > 2
+
+
+async def test_what_a_fetch_brought_is_kept_for_the_next_attempt(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as it is for the same version; and once that is held, nothing is kept."""
+    world.clock.now = 900.0
+    kept: list[Any] = []
+    fetch_version = sync_module.fetch_version
+
+    async def breaks_off(*arguments: Any, partial: Any, **options: Any) -> Any:
+        kept.append(partial)
+        if len(kept) < 4:
+            raise OSError("all holders are gone")
+        return await fetch_version(*arguments, partial=partial, **options)
+
+    monkeypatch.setattr(sync_module, "fetch_version", breaks_off)
+    async with peers(world, tmp_path, (0,)) as [one]:
+        joiner = Peer(world, 1, tmp_path / "joiner")
+        sync = Synchroniser(joiner.client, joiner.store, lambda group: tmp_path / "partial" / group)
+        for number in (1, 1, 2, 2):
+            one.store.adopt(version(world, number, one))
+            one.announce()
+            await sync.nodes(fresh=True)
+            world.manifests.clear()  # else the one announced would be tried first, and then the newer one
+            held = await sync.sync(GROUP)
+        assert held.version == 2
+    assert kept[0] is kept[1] and kept[2] is kept[3] and kept[1] is not kept[2]
+    assert not sync._partials
