@@ -89,7 +89,7 @@ class DhtFailed(NetworkError):
 class ClockWrong(UsageError):
     def __init__(self, cause: str) -> None:
         super().__init__(
-            f"The clocks of this machine and of a bootstrap peer differ too much: {cause}",
+            f"The clocks of this machine and of its peers differ too much: {cause}",
             "Set the clock of this machine, for example with NTP",
         )
 

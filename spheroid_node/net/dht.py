@@ -7,10 +7,12 @@ replace their author's former ones, and a watch that rebuilds everything when th
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Container, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import structlog
@@ -20,15 +22,20 @@ from spheroid_node.net import daemon
 from spheroid_node.net._hivemind import (
     DHTID,
     DHTNode,
+    DHTProtocol,
     Multiaddr,
     PeerID,
+    PingRequest,
+    ServicerBase,
     ValidationError,
     get_dht_time,
 )
+from spheroid_node.net.clock import dht_clock, steady
+from spheroid_node.net.contacts import Contacts
 from spheroid_node.net.daemon import Listening
 from spheroid_node.net.daemon_streams import DaemonStreams
 from spheroid_node.net.identity import Identity
-from spheroid_node.net.ports import free_port, multiaddress
+from spheroid_node.net.ports import free_port, multiaddress, outgoing_address
 from spheroid_node.net.validator import RecordValidator, harden
 
 log = structlog.get_logger()
@@ -36,7 +43,18 @@ log = structlog.get_logger()
 REQUEST_TIMEOUT = 15.0
 CREATE_TIMEOUT = 30.0
 GREET_INTERVAL = 30.0
+FIRST_GREETING = 5.0
+"""Seconds after a start: who is connected by then is remembered."""
+ISOLATED_INTERVAL = 5.0
+"""In place of GREET_INTERVAL, while nobody answers."""
+LOOK_INTERVAL = 1.0
+"""Seconds between looks at this machine's own clock and address."""
 GREET_TIMEOUT = 10.0
+PING_TIMEOUT = 5.0
+LONGEST_ROUND_TRIP = 2.0
+"""Seconds; what comes back later tells too little of the time."""
+ENTRANCES = 8
+"""Peers among those known that a start tries to enter by."""
 REPUBLISH_INTERVAL = 300.0
 LONGEST_BACK_OFF = 30.0
 TICK = 1e-3
@@ -54,8 +72,7 @@ class Dht:
 
     identity: Identity
     listening: Listening
-    peers: tuple[str, ...]
-    """Addresses of the peers that it started from."""
+    contacts: Contacts
     addresses: list[str] = field(default_factory=list)
     """Addresses to hand out, /ip4/…/tcp/…/p2p/…; none of a peer that cannot be dialled."""
     streams: DaemonStreams = field(default_factory=DaemonStreams)
@@ -66,8 +83,10 @@ class Dht:
     _published: dict[str, _Published] = field(default_factory=dict)
     _writing: defaultdict[str, asyncio.Lock] = field(default_factory=lambda: defaultdict(asyncio.Lock))
     """One writer of a key at a time: a store that arrives after its successor would be refused."""
-    _met: dict[str, list[Any]] = field(default_factory=dict)
-    """Addresses of the peers that were connected when last looked."""
+    isolated: bool = False
+    """Whether nobody answers of all that it knows."""
+    _place: str | None = None
+    """This machine's address when last looked."""
 
     @classmethod
     async def start(
@@ -82,13 +101,15 @@ class Dht:
         client_mode: bool = False,
         relay: bool = False,
         option: str = "--port",
+        contacts: Path | None = None,
     ) -> Dht:
         """Join the DHT at ``peers``, or begin one without any.
 
         ``announce`` is the IP address or name under which others reach ``host``, at ``announce_port`` where
         that is not ``port``; ``client_mode`` is for peers that nobody needs to reach: they listen nowhere and
         store nothing for others; ``relay`` for those that cannot be dialled, and are reached through others.
-        ``option`` names the port in errors.
+        ``option`` names the port in errors. ``contacts`` is a file of the peers met in an earlier life: where
+        ``peers`` do not answer, it enters by one of them.
         Raises :class:`MalformedAddress`, :class:`PortInUse`, :class:`ConfigInvalid`,
         :class:`PeersUnreachable`, :class:`ClockWrong`, :class:`NotReachable`, :class:`DhtFailed`.
         """
@@ -96,8 +117,14 @@ class Dht:
         if not client_mode:
             port = free_port(host, port, option)
         listening = Listening(host, port, announce, client_mode, option, relay, announce_port)
-        dht = cls(identity, listening, tuple(peers))
-        await dht._build(dht.peers)
+        dht = cls(identity, listening, Contacts(peers, contacts), _place=outgoing_address())
+        try:
+            await dht._build(dht.contacts.given)
+        except PeersUnreachable as error:
+            if not (others := await dht._answering(dht.contacts.met)):
+                raise
+            log.warning("dht.entered_by_others", cause=error.problem, peers=len(others))
+            await dht._build(others)
         return dht
 
     @property
@@ -140,20 +167,41 @@ class Dht:
 
         Nothing else notices a dead daemon, and a peer that lost all others never looks for them by itself.
         """
-        republish_at = self.time() + REPUBLISH_INTERVAL
         while True:
             died = asyncio.ensure_future(daemon.ended(self._p2p))
             try:
-                await asyncio.wait({died}, timeout=GREET_INTERVAL)
-                if died.done():
-                    await self._rebuild()
-                    continue
+                await self._keep_in_touch(died)
             finally:
                 died.cancel()
-            await self._greet()
-            if self.time() >= republish_at:
+            await self._rebuild()
+
+    async def _keep_in_touch(self, died: asyncio.Future[None]) -> None:
+        """Until the daemon has to be replaced. Waits are short: a machine may sleep in the middle of one."""
+        greet_at, republish_at = steady() + FIRST_GREETING, steady() + REPUBLISH_INTERVAL
+        while True:
+            look = min(LOOK_INTERVAL, max(0.0, greet_at - steady()))
+            await asyncio.wait({died}, timeout=look)
+            if died.done():
+                log.warning("dht.daemon_died", peer=self.peer)
+                return
+            if self._has_moved():
+                return
+            if dht_clock.has_jumped() or steady() >= greet_at:
+                await self._greet()
+                greet_at = steady() + (ISOLATED_INTERVAL if self.isolated else GREET_INTERVAL)
+            if steady() >= republish_at:
                 await self._republish()
-                republish_at = self.time() + REPUBLISH_INTERVAL
+                republish_at = steady() + REPUBLISH_INTERVAL
+
+    def _has_moved(self) -> bool:
+        """Whether this machine has another address: connections over the one before are dead, and only time
+        would tell. Without any network it stays where it was."""
+        now = outgoing_address()
+        if now is None or now == self._place:
+            return False
+        before, self._place = self._place, now
+        log.warning("dht.address_changed", before=before, now=now)
+        return self.listening.host in ("0.0.0.0", "::")
 
     async def stop(self) -> None:
         """Leave. Returns within seconds, with the daemon process gone, whatever state it was in."""
@@ -173,6 +221,7 @@ class Dht:
         """Daemon, then DHT node. At a rebuild, peers that do not answer are no reason to give up."""
         p2p = await daemon.start(self.identity, self.listening, peers)
         try:
+            await self._set_clock(p2p, peers, first)
             async with asyncio.timeout(CREATE_TIMEOUT):
                 node = await DHTNode.create(
                     p2p=p2p,
@@ -194,7 +243,7 @@ class Dht:
         except BaseException as error:
             self.streams.detach()
             await daemon.end(p2p)
-            if isinstance(error, Exception):
+            if isinstance(error, Exception) and not isinstance(error, SpheroidError):
                 raise self._explain(error, peers) from error
             raise
         self._p2p, self._node, self.addresses = p2p, node, addresses
@@ -202,8 +251,6 @@ class Dht:
 
     def _explain(self, error: Exception, peers: tuple[str, ...]) -> SpheroidError:
         if isinstance(error, ValidationError):
-            if "local time" in str(error):
-                return ClockWrong(str(error))
             return NotReachable(self.listening.port)
         if "bootstrap failed" in str(error):
             return PeersUnreachable(peers, "connected, but no DHT peer answered there")
@@ -216,14 +263,13 @@ class Dht:
         return sorted(visible, key=lambda address: address.startswith("/ip4/127."))
 
     async def _rebuild(self) -> None:
-        log.warning("dht.daemon_died", peer=self.peer)
         self._ready.clear()
         self.streams.detach()
         self._node.is_alive = False
         await daemon.end(self._p2p)
         wait = 0.5
         while not self._ready.is_set():
-            for peers in (self._known_addresses(), ()):
+            for peers in (await self._answering(self.contacts.addresses), ()):
                 try:
                     await self._build(peers, first=False)
                     break
@@ -238,34 +284,67 @@ class Dht:
 
     # --- keeping in touch -------------------------------------------------------------------------
 
-    def _known_addresses(self) -> tuple[str, ...]:
-        met = [f"{address}/p2p/{peer}" for peer, addresses in self._met.items() for address in addresses]
-        return tuple(dict.fromkeys([*self.peers, *met]))
+    async def _answering(self, addresses: Sequence[str]) -> tuple[str, ...]:
+        """Those where something listens, as far as TCP can tell; libp2p would wait seconds for each other."""
+        failures = await asyncio.gather(*map(daemon.tcp_failure, addresses))
+        there = (a for a, failure in zip(addresses, failures, strict=True) if not failure)
+        return tuple(a for a in there if not a.endswith(f"/{self.peer}"))[:ENTRANCES]
 
     async def _greet(self) -> None:
-        """Connect to every peer we know of, and tell its DHT node that we are here."""
-        addresses: dict[str, list[str]] = {}
-        for text in self._known_addresses():
-            where, _, peer = text.partition("/p2p/")
-            if peer != self.peer:
-                addresses.setdefault(peer, []).append(where)
+        """Connect to every peer we know of, tell its DHT node that we are here, and ask it for the time."""
+        known = self.contacts.by_peer
+        answered: dict[str, float | None] = {}
+        connected: dict[str, list[str]] = {}
         with suppress(Exception):  # the daemon may be dying: then the next round of the watch rebuilds it
             async with asyncio.timeout(GREET_TIMEOUT):
-                connected = await self._p2p.list_peers()
-                self._met = {info.peer_id.to_base58(): info.addrs for info in connected}
-                await asyncio.gather(*(self._greet_one(*target) for target in addresses.items()))
+                for info in await self._p2p.list_peers():
+                    connected[info.peer_id.to_base58()] = [str(address) for address in info.addrs]
+                targets = {peer: places for peer, places in (known | connected).items() if peer != self.peer}
+                await asyncio.gather(
+                    *(self._greet_one(*target, connected, answered) for target in targets.items())
+                )
+        self.contacts.meet({peer: connected.get(peer) or known[peer] for peer in answered})
+        dht_clock.hear([ahead for ahead in answered.values() if ahead is not None])
+        await self._note_isolation(isolated=bool(known) and not answered, peers=len(answered or known))
 
-    async def _greet_one(self, peer: str, addresses: list[str]) -> None:
+    async def _greet_one(
+        self, peer: str, places: list[str], connected: Container[str], answered: dict[str, float | None]
+    ) -> None:
         peer_id = PeerID.from_base58(peer)
         with suppress(Exception):  # a peer that is away today may be back tomorrow
-            if peer not in self._met:
+            if peer not in connected:
                 # libp2p waits longer after every failed dial, in the end minutes: so dial only who is there.
-                failures = await asyncio.gather(*map(daemon.tcp_failure, addresses))
-                there = [Multiaddr(a) for a, failure in zip(addresses, failures, strict=True) if not failure]
+                failures = await asyncio.gather(*map(daemon.tcp_failure, places))
+                there = [Multiaddr(a) for a, failure in zip(places, failures, strict=True) if not failure]
                 if not there:
                     return
                 await self._p2p._client.connect(peer_id, there)
-            await self._node.protocol.call_ping(peer_id)
+            if await self._node.protocol.call_ping(peer_id) is not None:
+                answered[peer] = None
+                answered[peer] = await _seconds_ahead(self._p2p, peer_id)
+
+    async def _note_isolation(self, isolated: bool, peers: int) -> None:
+        if isolated == self.isolated:
+            return
+        self.isolated = isolated
+        if isolated:
+            remedy = "look at this machine's network; the node goes on trying, and needs no restart"
+            log.warning("dht.isolated", known=peers, remedy=remedy)
+        else:
+            log.info("dht.reconnected", peers=peers)
+            await self._republish()
+
+    async def _set_clock(self, p2p: Any, peers: Sequence[str], first: bool) -> None:
+        """By the clocks of the peers that it enters by. Raises :class:`ClockWrong` for one far off."""
+        if not peers:
+            if first:
+                dht_clock.trust()
+            return
+        ids = {address.rpartition("/p2p/")[2] for address in peers}
+        answers = await asyncio.gather(*(_seconds_ahead(p2p, PeerID.from_base58(peer)) for peer in ids))
+        ahead = [seconds for seconds in answers if seconds is not None]
+        if ahead and not dht_clock.hear(ahead) and first:
+            raise ClockWrong(f"by {max(map(abs, ahead)) / 86_400:.0f} days")
 
     async def _republish(self) -> None:
         """Publish our records again: peers that stored them for us may have left since."""
@@ -292,3 +371,15 @@ class Dht:
         async with asyncio.timeout(REQUEST_TIMEOUT):
             await self._ready.wait()
             yield self._node
+
+
+async def _seconds_ahead(p2p: Any, peer: Any) -> float | None:
+    """By how much a peer's DHT time is ahead of this machine's own clock; None where it does not say."""
+    stub = ServicerBase.get_stub.__func__(DHTProtocol, p2p, peer)
+    sent = dht_clock.wall()
+    with suppress(Exception):  # all kinds, of a peer that leaves
+        answer = await stub.rpc_ping(PingRequest(), timeout=PING_TIMEOUT)
+        received = dht_clock.wall()
+        if math.isfinite(answer.dht_time) and 0 <= received - sent <= LONGEST_ROUND_TRIP:
+            return float(answer.dht_time) - (sent + received) / 2
+    return None

@@ -40,6 +40,17 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def outgoing_address() -> str | None:
+    """The address of this machine on its way out, None while there is no such way."""
+    # A datagram socket that is only connected sends nothing, but knows the route.
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return None
+
+
 def multiaddress(host: str, port: int) -> str:
     """``/ip4/…/tcp/…``, ``/ip6/…`` or ``/dns4/…`` of a TCP port."""
     try:

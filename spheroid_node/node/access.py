@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from spheroid_node.config import NodeConfig
 from spheroid_node.net.dht import Dht
@@ -37,7 +38,9 @@ class Client:
 
 
 @asynccontextmanager
-async def open_client(config: NodeConfig, identity: Identity, *, client_mode: bool) -> AsyncIterator[Client]:
+async def open_client(
+    config: NodeConfig, identity: Identity, *, client_mode: bool, contacts: Path | None = None
+) -> AsyncIterator[Client]:
     """Enter the DHT and find the run. Raises the errors of :meth:`Dht.start` and :func:`find_run`."""
     dht = await Dht.start(
         identity,
@@ -48,6 +51,7 @@ async def open_client(config: NodeConfig, identity: Identity, *, client_mode: bo
         announce_port=config.announce_port,
         client_mode=client_mode,
         relay=config.relay and not client_mode,
+        contacts=contacts,
     )
     try:
         run = await find_run(dht, config.run)

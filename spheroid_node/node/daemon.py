@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
@@ -13,11 +12,13 @@ from dataclasses import dataclass
 import structlog
 import torch
 
-from spheroid_node.config import NodeConfig
+from spheroid_node.config import LOOPBACK, NodeConfig
 from spheroid_node.errors import NotAllowed
+from spheroid_node.net.clock import dht_clock
 from spheroid_node.net.identity import load_identity
 from spheroid_node.net.link import Link
 from spheroid_node.net.links import LinkServer
+from spheroid_node.net.ports import outgoing_address
 from spheroid_node.net.transfer import serve_transfer
 from spheroid_node.node.access import Client, open_client
 from spheroid_node.node.collecting import Collector
@@ -66,7 +67,7 @@ async def run_node(config: NodeConfig, block: int | None) -> None:
 
 async def _live(config: NodeConfig, block: int | None, state: StateDirectory, stopping: Stopping) -> None:
     identity = load_identity(state.identity)
-    async with open_client(config, identity, client_mode=False) as client:
+    async with open_client(config, identity, client_mode=False, contacts=state.contacts) as client:
         state.check(client.run)
         if not client.run.allows(identity.peer):
             raise NotAllowed(client.run.run_id, identity.peer)
@@ -165,7 +166,7 @@ class Node:
                     for name, work in {
                         "dht": self.client.dht.watch(),
                         "report": reporter.run(),
-                        "meters": self._meters(),
+                        "meters": self._meters(reporter),
                         "neighbours": Neighbours(self.client, self.report).run(),
                         "sync": self.sync.keep_up(self.client.run.worker_groups(self.block)),
                         "collector": self.collector.run(),
@@ -202,13 +203,19 @@ class Node:
                 await self.server.stop()
         self.executor.shutdown(wait=False, cancel_futures=True)
 
-    async def _meters(self) -> None:
-        """Copy what the services count into the report."""
+    async def _meters(self, reporter: Reporter) -> None:
+        """Copy into the report what the services count, how this machine is, and where."""
         while True:
             counted = (self.hops.sessions, self.hops.hop_seconds, self.collector.led)
             if counted != (self.report.sessions, self.report.hop_seconds, self.report.led):
                 self.report.sessions, self.report.hop_seconds, self.report.led = counted
                 self.report.touch()
+            self.report.of_machine(clock=dht_clock.note)
+            reporter.move_to(
+                announced_address(
+                    self.config, self.client.identity.peer, self.server.port, reporter.address.host
+                )
+            )
             await asyncio.sleep(POLL_SECONDS)
 
     async def _transfer(self, link: Link) -> None:
@@ -239,25 +246,19 @@ async def _goodbye(reporter: Reporter) -> None:
         await reporter.leave()
 
 
-def announced_address(config: NodeConfig, peer: str, listening: int) -> HopAddress:
+def announced_address(config: NodeConfig, peer: str, listening: int, last: str = LOOPBACK) -> HopAddress:
     """Where others should dial this machine's services, which listen on the port ``listening``."""
     port = listening if config.announce_data_port is None else config.announce_data_port
-    return HopAddress(peer=peer, host=announced_host(config), port=port)
+    return HopAddress(peer=peer, host=announced_host(config, last), port=port)
 
 
-def announced_host(config: NodeConfig) -> str:
-    """The address under which others should dial this machine's services."""
+def announced_host(config: NodeConfig, last: str = LOOPBACK) -> str:
+    """The address under which others should dial this machine's services; ``last`` while it has none."""
     if config.announce is not None:
         return config.announce
     if config.host not in ("0.0.0.0", "::"):
         return config.host
-    # A datagram socket that is only connected sends nothing, but knows the route out.
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-            return str(probe.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"
+    return outgoing_address() or last
 
 
 def _configuration(

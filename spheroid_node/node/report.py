@@ -7,6 +7,8 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import structlog
+
 from spheroid_node.errors import IdentityCopied
 from spheroid_node.node.access import Client
 from spheroid_node.node.versions import VersionStore
@@ -14,6 +16,8 @@ from spheroid_node.run import block_group
 from spheroid_node.wire.codes import Verdict
 from spheroid_node.wire.messages import HopAddress
 from spheroid_node.wire.records import NODE_TTL, HeldVersion, Neighbour, NodeRecord
+
+log = structlog.get_logger()
 
 RENEW_SECONDS = NODE_TTL / 3
 SHORTEST_SECONDS = 0.5
@@ -37,11 +41,25 @@ class Report:
     led: int = 0
     neighbours: list[Neighbour] = field(default_factory=list)
     note: str = ""
+    """What its work says: the newest thing its owner should know."""
+    machine: dict[str, str] = field(default_factory=dict)
+    """What is wrong with the machine, by what it is."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def touch(self) -> None:
         """Something is new: publish soon rather than at the next renewal."""
         self.changed.set()
+
+    def of_machine(self, **notes: str) -> None:
+        """What is wrong with parts of the machine; empty: they are well again."""
+        before = dict(self.machine)
+        self.machine = {part: note for part, note in (self.machine | notes).items() if note}
+        if self.machine != before:
+            self.touch()
+
+    @property
+    def all_notes(self) -> str:
+        return "; ".join([*self.machine.values(), *filter(None, [self.note])])
 
 
 class Reporter:
@@ -51,7 +69,7 @@ class Reporter:
         self._client = client
         self._store = store
         self._report = report
-        self._address = address
+        self.address = address
         self._started = client.dht.time()
         self._published = False
         self._foreign: tuple[float, float] | None = None
@@ -67,8 +85,8 @@ class Reporter:
                 "run": run.run_id,
                 "block": report.block,
                 "state": report.state,
-                "host": self._address.host,
-                "port": self._address.port,
+                "host": self.address.host,
+                "port": self.address.port,
                 "device": report.device,
                 "started": self._started,
                 "round": report.round,
@@ -88,9 +106,16 @@ class Reporter:
                 "sessions": report.sessions,
                 "hop_seconds": report.hop_seconds,
                 "neighbours": report.neighbours,
-                "note": report.note[:200],
+                "note": report.all_notes[:200],
             }
         )
+
+    def move_to(self, address: HopAddress) -> None:
+        """Others dial this machine there from now on."""
+        if address != self.address:
+            log.info("node.address", host=address.host, port=address.port)
+            self.address = address
+            self._report.touch()
 
     async def publish(self) -> None:
         self._published = True

@@ -25,6 +25,11 @@ class StateDirectory:
         return self.path / "identity.key"
 
     @property
+    def contacts(self) -> Path:
+        """Peers that it has met."""
+        return self.path / "peers.json"
+
+    @property
     def _run_file(self) -> Path:
         return self.path / "run.msgpack"
 

@@ -1,0 +1,121 @@
+"""What befalls home machines: a wrong clock, a long sleep."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from spheroid_node.cli.demo.processes import Children
+from spheroid_node.wire.records import NODE_TTL
+
+from .conftest import Swarm, small_run, wait_for
+
+pytestmark = pytest.mark.timeout(500)
+
+GROUP = "block-0"
+
+
+@pytest.fixture(scope="module")
+def swarm(environment: Path) -> Iterator[Swarm]:
+    """One block and three replicas, which stay well."""
+    folder = environment / "mending"
+    folder.mkdir()
+    with pytest.MonkeyPatch.context() as patch, Children(folder) as children:
+        patch.setenv("SPHEROID_RUNTIME_DIR", str(folder / "runtime"))
+        swarm = Swarm(folder, small_run(blocks=1, period=4.0, settle=1.5), children)
+        for number in range(3):
+            swarm.join(0, f"well-{number}")
+        for node in swarm.nodes:
+            node.wait_for("round.receipt", group=GROUP, verdict="accepted")
+        yield swarm
+
+
+class Guest:
+    """A further replica with a clock that a test sets."""
+
+    def __init__(self, swarm: Swarm, name: str, clock: float = 0.0) -> None:
+        self.clock = swarm.folder / f"{name}.clock"
+        self.set_clock(clock)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TEST_CLOCK", str(self.clock))
+            path = os.pathsep.join(
+                filter(None, [str(Path(__file__).with_name("clock")), os.environ.get("PYTHONPATH")])
+            )
+            patch.setenv("PYTHONPATH", path)
+            self.node = swarm.join(0, name)
+        swarm.nodes.remove(self.node)
+
+    def set_clock(self, seconds: float) -> None:
+        temporary = self.clock.with_suffix(".tmp")
+        temporary.write_text(str(seconds))
+        temporary.replace(self.clock)
+
+    def __enter__(self) -> Guest:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.node.child.process.poll() is None:
+            os.killpg(self.node.pid, signal.SIGKILL)
+
+    def next_accepted(self) -> dict[str, object]:
+        """Of a round that has not begun yet."""
+        seen = max((event["round"] for event in self.node.events("round.receipt")), default=-1)
+        receipts = wait_for(
+            "an accepted update",
+            lambda: [
+                event
+                for event in self.node.events("round.receipt", group=GROUP, verdict="accepted")
+                if event["round"] > seen + 1
+            ],
+        )
+        return receipts[0]
+
+
+def notes(swarm: Swarm) -> dict[str, str]:
+    status = json.loads(swarm.command("status", "--json").stdout)
+    return {replica["peer"]: replica["note"] for replica in status["replicas"]}
+
+
+@pytest.mark.parametrize("seconds", [600.0, -600.0])
+def test_a_machine_whose_clock_is_off_works_and_is_told(swarm: Swarm, seconds: float) -> None:
+    with Guest(swarm, f"clock{seconds:+.0f}", seconds) as guest:
+        told = guest.node.wait_for("clock.off")
+        assert abs(told["seconds"] - seconds) < 3 and "NTP" in told["remedy"]
+        guest.next_accepted()
+        peer = guest.node.started["peer"]
+        way = "fast" if seconds > 0 else "slow"
+        wait_for("its note", lambda: f"s {way}" in notes(swarm).get(peer, "") or None)
+        guest.set_clock(0.0)  # its owner sets it right
+        guest.node.wait_for("clock.right")
+        guest.next_accepted()
+        guest.set_clock(-seconds)  # and somebody sets it wrong again
+        wait_for("another word", lambda: len(guest.node.events("clock.off")) > 1)
+        guest.next_accepted()
+
+
+def test_a_machine_that_slept_catches_up(swarm: Swarm) -> None:
+    """Long enough for its record to expire, and for many rounds."""
+    with Guest(swarm, "sleeper") as guest:
+        guest.next_accepted()
+        os.killpg(guest.node.pid, signal.SIGSTOP)
+        peer = guest.node.started["peer"]
+        try:
+            asleep = time.monotonic()
+            wait_for("its record to expire", lambda: peer not in notes(swarm) or None)
+            assert time.monotonic() - asleep > NODE_TTL / 3
+        finally:
+            os.killpg(guest.node.pid, signal.SIGCONT)
+        missed = max(event["version"] for event in swarm.nodes[0].events("round.version", group=GROUP))
+        newest = wait_for(
+            "the newest version",
+            lambda: [e for e in guest.node.events("round.version", group=GROUP) if e["version"] >= missed],
+        )
+        assert newest
+        guest.next_accepted()
+        assert peer in wait_for("its record", lambda: {p: n for p, n in notes(swarm).items() if p == peer})
