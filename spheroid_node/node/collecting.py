@@ -106,7 +106,8 @@ class Collector:
                     if not isinstance(chunk, Chunk) or chunk.index != meter.count:
                         raise WireError(ErrorCode.UNEXPECTED, f"chunk {meter.count} was expected")
                     # In a thread: the next chunk comes in meanwhile, and so do those of others.
-                    await asyncio.to_thread(take, meter, spool, chunk.data)
+                    with self._room():
+                        await asyncio.to_thread(take, meter, spool, chunk.data)
                 answer = await self._deliver(offer, meter.facts(), partial(chunks_of, spool))
         # Whoever has handed in an update waits on this link for the version it becomes part of.
         if offer.header.group in self._waiting:
@@ -117,6 +118,16 @@ class Collector:
     def _spooled(self) -> IO[bytes]:
         """An empty place for an update: no disk space of it outlives its use."""
         return SpooledTemporaryFile(max_size=IN_MEMORY_BYTES, dir=str(self._spool))
+
+    @contextlib.contextmanager
+    def _room(self) -> Iterator[None]:
+        """Where the disk does not take an update, another aggregator may."""
+        try:
+            yield
+        except OSError as error:
+            self._store.disk.failed("updates of others", error)
+            raise WireError(ErrorCode.BUSY, "this node has no room for an update") from error
+        self._store.disk.wrote("updates of others")
 
     async def _offer(self, envelope: bytes, sender: str) -> Offer:
         """Judge the header. Raises :class:`WireError` for an update that its author did not send itself."""
@@ -138,9 +149,10 @@ class Collector:
         facts = await self._tried(offer, facts, read)
         async with self._turns[group]:
             # In a thread: the sum of a large group takes longer than a loop may stand still.
-            answer = await asyncio.to_thread(
-                self._desk.deliver, offer, facts, read(), self._client.dht.time()
-            )
+            with self._room():
+                answer = await asyncio.to_thread(
+                    self._desk.deliver, offer, facts, read(), self._client.dht.time()
+                )
         self._changed[group].set()
         return answer
 

@@ -47,6 +47,8 @@ LEAVE_SECONDS = 6.0
 """For leaving after the first Ctrl-C; what has not ended by then is dropped."""
 GOODBYE_SECONDS = 2.0
 POLL_SECONDS = 1.0
+DISK_SECONDS = 10.0
+"""Between tries to write what a full disk did not take."""
 MAX_CONNECTIONS = 1024
 MAX_PER_PEER = 160
 """A session takes a connection of its client and one of the hop before, and both may have many sessions."""
@@ -114,6 +116,7 @@ class Node:
         client, run = self.client, self.client.run
         own = set(run.worker_groups(self.block))
         self.store = VersionStore(run, lambda group: self.state.versions(group) if group in own else None)
+        self.state.forget_partials(own)
         self.report = Report(self.block, self.trainer.device)
         self.sync = Synchroniser(
             client, self.store, lambda group: self.state.partial(group) if group in own else None
@@ -142,7 +145,7 @@ class Node:
             max_per_peer=MAX_PER_PEER,
         )
         submitter = Submitter(client, self.collector, self.sync)
-        outbox = Outbox(run, self.state.outbox)
+        outbox = Outbox(run, self.state.outbox, self.store.disk)
         self.worker = Worker(
             client, self.block, self.store, self.sync, submitter, self.trainer, self.report, outbox
         )
@@ -167,6 +170,7 @@ class Node:
                         "dht": self.client.dht.watch(),
                         "report": reporter.run(),
                         "meters": self._meters(reporter),
+                        "disk": self._write_again(),
                         "neighbours": Neighbours(self.client, self.report).run(),
                         "sync": self.sync.keep_up(self.client.run.worker_groups(self.block)),
                         "collector": self.collector.run(),
@@ -210,13 +214,20 @@ class Node:
             if counted != (self.report.sessions, self.report.hop_seconds, self.report.led):
                 self.report.sessions, self.report.hop_seconds, self.report.led = counted
                 self.report.touch()
-            self.report.of_machine(clock=dht_clock.note)
+            self.report.of_machine(clock=dht_clock.note, disk=self.store.disk.note)
             reporter.move_to(
                 announced_address(
                     self.config, self.client.identity.peer, self.server.port, reporter.address.host
                 )
             )
             await asyncio.sleep(POLL_SECONDS)
+
+    async def _write_again(self) -> None:
+        """What a full disk did not take, for ever."""
+        while True:
+            await asyncio.sleep(DISK_SECONDS)
+            if self.store.unwritten:
+                await asyncio.to_thread(self.store.write_again)
 
     async def _transfer(self, link: Link) -> None:
         await serve_transfer(link, self.store)

@@ -8,6 +8,7 @@ import numpy as np
 import structlog
 
 from spheroid_node.errors import CheckpointInvalid, RunMismatch
+from spheroid_node.node.disk import Disk
 from spheroid_node.rounds.contribution import Contributor, Kept, Submission
 from spheroid_node.run import RunSpec
 from spheroid_node.training.checkpoint import read_tensors, write_tensors
@@ -24,8 +25,8 @@ KEEP_ROUNDS = 10
 class Outbox:
     """A file a group in ``directory``, which is written as a whole or not at all."""
 
-    def __init__(self, run: RunSpec, directory: Path) -> None:
-        self._run, self._directory = run, directory
+    def __init__(self, run: RunSpec, directory: Path, disk: Disk | None = None) -> None:
+        self._run, self._directory, self._disk = run, directory, disk or Disk()
 
     def save(self, group: str, contributor: Contributor, round: int) -> None:
         """As it is in ``round``. Never raises: a full disk costs what would be lost with the process."""
@@ -42,7 +43,9 @@ class Outbox:
             self._directory.mkdir(parents=True, exist_ok=True)
             write_tensors(self._path(group), tensors, metadata)
         except OSError as error:
-            log.error("outbox.not_saved", group=group, cause=error.strerror or str(error))
+            self._disk.failed("what was learnt", error)
+        else:
+            self._disk.wrote("what was learnt")
 
     def restore(self, group: str, contributor: Contributor, round: int) -> Submission | None:
         """Go on in ``round`` from what was saved; returns the update that was open, if any.

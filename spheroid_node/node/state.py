@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Container, Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -11,6 +13,9 @@ from typing import Self
 from spheroid_node.errors import RunMismatch, StateInUse, StateUnwritable
 from spheroid_node.run import RunSpec
 from spheroid_node.training.checkpoint import write_atomically
+
+OTHER_FILES = ("join.txt", "port")
+"""What a bootstrap keeps beside the rest."""
 
 
 class StateDirectory:
@@ -71,7 +76,7 @@ class StateDirectory:
             os.pwrite(self._lock, f"process {os.getpid()}\n".encode(), 0)
             self.spool.mkdir(exist_ok=True)
             # What a node that was killed had not finished: updates, and files before they got their names.
-            for left in (*self.spool.iterdir(), *self.path.glob("**/.*.safetensors.*")):
+            for left in (*self.spool.iterdir(), *self.path.glob("**/.*.safetensors.*"), *self._unfinished()):
                 left.unlink()
         except OSError as error:
             self._release()
@@ -101,6 +106,18 @@ class StateDirectory:
             write_atomically(self._run_file, run.pack())
         except OSError as error:
             raise StateUnwritable(str(self.path), error.strerror or str(error)) from error
+
+    def forget_partials(self, groups: Container[str]) -> None:
+        """Remove what has arrived of versions of other groups: a node that has moved does not need it."""
+        with suppress(OSError):
+            for file in self.partial("").iterdir():
+                if file.name not in groups:
+                    file.unlink()
+
+    def _unfinished(self) -> Iterator[Path]:
+        """Files of this directory itself that were being written."""
+        for name in (self._run_file.name, self.contacts.name, self.identity.name, *OTHER_FILES):
+            yield from self.path.glob(f".{name}.*")
 
     def _release(self) -> None:
         if self._lock is not None:

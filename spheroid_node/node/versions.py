@@ -12,6 +12,7 @@ import structlog
 
 from spheroid_node.errors import CheckpointInvalid, RunMismatch
 from spheroid_node.model.initial import initial_vector
+from spheroid_node.node.disk import Disk
 from spheroid_node.rounds.forks import choose
 from spheroid_node.run import RunSpec
 from spheroid_node.training.checkpoint import read_version, write_version
@@ -75,8 +76,16 @@ class Held:
 class VersionStore:
     """The last :attr:`RunSpec.kept_versions` of every group; what other nodes fetch from this one."""
 
-    def __init__(self, run: RunSpec, folder: Callable[[str], Path | None] = lambda group: None) -> None:
+    def __init__(
+        self,
+        run: RunSpec,
+        folder: Callable[[str], Path | None] = lambda group: None,
+        disk: Disk | None = None,
+    ) -> None:
         """``folder`` gives the directory of a group's files, or None to keep it in memory alone."""
+        self.disk = disk or Disk()
+        self.unwritten: set[str] = set()
+        """Groups whose newest version the disk did not take."""
         self._run = run
         self._folder = folder
         self._held: dict[str, dict[int, Held]] = {}
@@ -115,7 +124,8 @@ class VersionStore:
         """Keep ``held`` as the newest of its group: on disk first, then in memory, then forget the oldest.
 
         Returns what is newest afterwards: something else where a better version came first. A full disk is
-        reported and costs nothing else: the version is served and trained from memory. For any thread.
+        reported and costs nothing else: the version is served and trained from memory, and written when there
+        is room (:meth:`write_again`). For any thread.
         """
         with self._adopting:
             newest = self.newest(held.group)
@@ -141,9 +151,20 @@ class VersionStore:
             path = _file(folder, held.version)
             write_version(path, self._run, held.group, held.version, held.vector, held.sealed)
         except OSError as error:
-            log.error("version.not_written", group=held.group, version=held.version, cause=error.strerror)
+            self.unwritten.add(held.group)
+            self.disk.failed("versions", error)
             return False
+        self.unwritten.discard(held.group)
+        if not self.unwritten:
+            self.disk.wrote("versions")
         return True
+
+    def write_again(self) -> None:
+        """Try once more what the disk did not take. For any thread."""
+        with self._adopting:
+            for group in list(self.unwritten):
+                if self._write(self.newest(group)):
+                    self._forget(group)
 
     def _forget(self, group: str) -> None:
         """Remove the files of versions that are not held any more."""

@@ -104,9 +104,13 @@ def test_a_file_that_does_not_fit_is_left_aside(run: RunSpec, tmp_path: Path, da
 def test_a_full_disk_costs_nothing_now(run: RunSpec, tmp_path: Path) -> None:
     in_the_way = tmp_path / "outbox"
     in_the_way.write_bytes(b"")
+    outbox = Outbox(run, in_the_way)
     with capture_logs() as logs:
-        Outbox(run, in_the_way).save(GROUP, filled(run), 7)
-    assert [entry["event"] for entry in logs] == ["outbox.not_saved"]
+        for round in (7, 8, 9):
+            outbox.save(GROUP, filled(run), round)
+        in_the_way.unlink()
+        outbox.save(GROUP, filled(run), 10)
+    assert [entry["event"] for entry in logs] == ["disk.not_written", "disk.written_again"], "told once"
 
 
 async def test_an_update_survives_its_worker_within_the_round(run: RunSpec, tmp_path: Path) -> None:

@@ -41,6 +41,29 @@ def test_what_an_earlier_node_left_in_the_spool_is_removed(tmp_path: Path) -> No
         assert not list(state.spool.iterdir())
 
 
+def test_what_was_being_written_when_a_node_was_killed_is_removed(tmp_path: Path) -> None:
+    """And nothing else: a state directory may be somebody's folder."""
+    (tmp_path / "versions" / "block-0").mkdir(parents=True)
+    left = [tmp_path / "versions" / "block-0" / ".00000003.safetensors.x1y2", tmp_path / ".run.msgpack.x1y2"]
+    left += [tmp_path / ".optimiser-0.safetensors.x1y2", tmp_path / ".peers.json.x1y2"]
+    other = [tmp_path / "versions" / "block-0" / "00000002.safetensors", tmp_path / ".git.config"]
+    for file in left + other:
+        file.write_bytes(b"x")
+    with StateDirectory(tmp_path):
+        assert not any(file.exists() for file in left)
+        assert all(file.exists() for file in other)
+
+
+def test_what_has_arrived_of_versions_of_another_block_is_removed(tmp_path: Path) -> None:
+    with StateDirectory(tmp_path) as state:
+        state.forget_partials({"block-1"})
+        for group in ("block-0", "block-1"):
+            state.partial(group).parent.mkdir(exist_ok=True)
+            state.partial(group).write_bytes(b"x")
+        state.forget_partials({"block-1"})
+        assert [file.name for file in state.partial("").iterdir()] == ["block-1"]
+
+
 def test_a_directory_belongs_to_one_run(tmp_path: Path, run: RunSpec) -> None:
     with StateDirectory(tmp_path) as state:
         state.bind(run)
