@@ -16,7 +16,7 @@ import structlog
 from spheroid_node.model.parameters import elements
 from spheroid_node.net.links import Link, LinkClosed
 from spheroid_node.node.access import Client
-from spheroid_node.node.clock import LONGEST_NAP
+from spheroid_node.node.clock import LONGEST_NAP, sleep_until
 from spheroid_node.node.screening import Screening
 from spheroid_node.node.sync import Synchroniser
 from spheroid_node.node.versions import Held, VersionStore
@@ -69,6 +69,8 @@ class Collector:
         self._turns = {group: asyncio.Lock() for group in groups}
         self._changed = {group: asyncio.Event() for group in groups}
         self._waiting: dict[str, list[Link]] = {group: [] for group in groups}
+        self._handed_over: set[str] = set()
+        """Groups whose updates go to the next in rank, as this node leaves."""
         self.led = 0
         """Versions that this node has written."""
 
@@ -134,6 +136,8 @@ class Collector:
         author, header = UpdateHeader.unseal(envelope)
         if author != sender:
             raise WireError(ErrorCode.NOT_AUTHENTIC, "an update comes from its author")
+        if header.group in self._handed_over:
+            raise WireError(ErrorCode.LEAVING)
         if header.group in self._groups and header.run == self._client.run.run_id:
             await self._open(header.group, header.round)
             aggregator = self._desk.aggregator(header.group)
@@ -147,6 +151,8 @@ class Collector:
         """Try an update out if the run wants that, judge it, and add it; ``read`` gives its payload."""
         group = offer.header.group
         facts = await self._tried(offer, facts, read)
+        if group in self._handed_over:
+            raise WireError(ErrorCode.LEAVING)
         async with self._turns[group]:
             # In a thread: the sum of a large group takes longer than a loop may stand still.
             with self._room():
@@ -183,6 +189,24 @@ class Collector:
             held = self._store.newest(group)
             if held.signer == self._client.identity.peer:
                 await self._client.directory.publish_manifest(group, held.sealed)
+
+    async def leave(self, patience: float) -> None:
+        """Finish the rounds whose deadline is at most ``patience`` seconds away; hand the others over."""
+        await asyncio.gather(*(self._leave_group(group, patience) for group in self._groups))
+
+    async def _leave_group(self, group: str, patience: float) -> None:
+        aggregator, clock = self._desk.aggregator(group), self._client.dht.time
+        if aggregator is None or aggregator.collection.is_closed:
+            self._handed_over.add(group)
+        elif aggregator.collection.deadline - clock() <= patience:
+            await sleep_until(clock, aggregator.collection.deadline)
+            async with self._turns[group]:
+                await self._close(group, aggregator)
+        else:
+            self._handed_over.add(group)
+            aggregator.collection.close()
+            leaving = WireError(ErrorCode.LEAVING)
+            await asyncio.gather(*(link.fail(leaving) for link in self._waiting[group]))
 
     async def _run_group(self, group: str) -> None:
         while True:

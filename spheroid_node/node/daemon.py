@@ -43,8 +43,10 @@ from spheroid_node.wire.messages import HopAddress
 
 log = structlog.get_logger()
 
+FINISH_SECONDS = 3.0
+"""After the first Ctrl-C, for rounds that this node leads and whose deadline is so near."""
 LEAVE_SECONDS = 6.0
-"""For leaving after the first Ctrl-C; what has not ended by then is dropped."""
+"""After that, for leaving; what has not ended by then is dropped."""
 GOODBYE_SECONDS = 2.0
 POLL_SECONDS = 1.0
 DISK_SECONDS = 10.0
@@ -178,6 +180,7 @@ class Node:
                     }.items()
                 ]
                 next_block = await self._until_it_ends(stopping)
+                await self._finish(reporter)
                 for task in running:
                     task.cancel()
         finally:
@@ -199,10 +202,19 @@ class Node:
             stopped.cancel()
             moved.cancel()
 
+    async def _finish(self, reporter: Reporter) -> None:
+        """Whoever counts on this node in an open round gets its version, or is sent to the next in rank."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FINISH_SECONDS + 0.5):
+                parts = (_goodbye(reporter), self.collector.leave(FINISH_SECONDS))
+                await asyncio.gather(*parts, return_exceptions=True)
+
     async def _leave(self, reporter: Reporter) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(LEAVE_SECONDS):
-                parts = (_goodbye(reporter), self.hops.stop(), self.trainer.stop())
+                parts = [self.hops.stop(), self.trainer.stop()]
+                if self.report.state != "leaving":
+                    parts.append(_goodbye(reporter))
                 await asyncio.gather(*parts, return_exceptions=True)
                 await self.server.stop()
         self.executor.shutdown(wait=False, cancel_futures=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,6 +29,16 @@ from spheroid_node.wire.tensors import Vector, payload_digest, vector_digest
 from .conftest import MemoryDirectory, Peer, World
 
 GROUP = "block-0"
+
+
+class RunningClock:
+    """DHT time that goes on from ``now``."""
+
+    def __init__(self, now: float) -> None:
+        self._ahead = now - time.monotonic()
+
+    def time(self) -> float:
+        return time.monotonic() + self._ahead
 
 
 @asynccontextmanager
@@ -400,6 +411,31 @@ async def test_a_clock_that_was_ahead_does_not_keep_a_node_from_collecting(
         delivery = await one.submitter.deliver(submission(one, 1.0, round=1), [one.id], world.records)
         assert delivery is not None
         assert delivery.receipt.verdict is Verdict.ACCEPTED
+
+
+@pytest.mark.parametrize(("now", "finishes"), [(10.0, False), (79.8, True)])
+async def test_who_leaves_finishes_a_round_or_hands_it_over(
+    world: World, tmp_path: Path, now: float, finishes: bool
+) -> None:
+    """The round takes updates until 80: with time left, its workers go to the next in rank at once."""
+    world.clock = cast(Any, RunningClock(now))
+    async with peers(world, tmp_path, (0, 0, 0)) as members:
+        by_name = {peer.id: peer for peer in members}
+        leader, successor, worker = (by_name[name] for name in ranked(world))
+        sent = submission(worker, 1.0)
+        delivery = await worker.submitter.deliver(sent, ranked(world), world.records)
+        assert delivery is not None and delivery.aggregator == leader.id
+        pushed = asyncio.create_task(worker.submitter.await_manifest(delivery, 60.0))
+        async with asyncio.timeout(5):
+            await leader.collector.leave(3.0)
+            assert await pushed is finishes
+        if finishes:
+            assert worker.store.newest(GROUP).version == leader.store.newest(GROUP).version == 1
+            return
+        again = await worker.submitter.deliver(sent, ranked(world), world.records)
+        assert again is not None and again.aggregator == successor.id
+        assert again.receipt.verdict is Verdict.ACCEPTED
+        assert leader.store.newest(GROUP).version == 0
 
 
 async def test_an_update_comes_from_its_author(world: World, tmp_path: Path) -> None:

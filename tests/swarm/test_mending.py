@@ -1,4 +1,4 @@
-"""What befalls home machines: a wrong clock, a long sleep."""
+"""What befalls home machines: a wrong clock, a long sleep, Ctrl-C in the middle of a round that they lead."""
 
 from __future__ import annotations
 
@@ -119,3 +119,36 @@ def test_a_machine_that_slept_catches_up(swarm: Swarm) -> None:
         assert newest
         guest.next_accepted()
         assert peer in wait_for("its record", lambda: {p: n for p, n in notes(swarm).items() if p == peer})
+
+
+def test_an_aggregator_that_leaves_loses_no_round(swarm: Swarm) -> None:
+    """Ctrl-C while it collects: it finishes the round, or the next in rank does, and it is gone soon."""
+    with Guest(swarm, "leader") as guest:
+        guest.next_accepted()
+        leader = guest.node.started["peer"]
+
+        def taken() -> dict[str, object] | None:
+            """An update of another that the guest has taken, and whose version is not made yet."""
+            for node in swarm.nodes:
+                taken = node.events("round.receipt", group=GROUP, aggregator=leader, verdict="accepted")[-1:]
+                for event in taken:
+                    if not node.events("round.version", group=GROUP, round=event["round"]):
+                        return event
+            return None
+
+        receipt = wait_for("an open round that it leads", taken)
+        asked = time.monotonic()
+        guest.node.signal(signal.SIGINT)
+        assert guest.node.child.process.wait(timeout=30) == 0
+        assert time.monotonic() - asked < 10
+        version = wait_for(
+            "a version of that round or a later one",
+            lambda: [
+                event
+                for node in (guest.node, *swarm.nodes)
+                for event in node.events("round.led", group=GROUP)
+                if event["round"] >= receipt["round"]
+            ],
+        )[0]
+        assert version["round"] == receipt["round"]
+        assert version["accepted"] >= 2
