@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
+from spheroid_node.net.limits import Allowance
 from spheroid_node.wire.codes import ErrorCode, WireError
 from spheroid_node.wire.frames import HEADER, MAX_FRAME, frame_length
 from spheroid_node.wire.messages import Error, Message, Via, decode
@@ -49,6 +50,8 @@ class Link:
         self.peer = peer
         self.via = via
         self.proven = proven
+        self.allowance: Allowance | None = None
+        """What the peer may ask of us; None where that is not limited."""
         self._reader = reader
         self._writer = writer
         self._traffic = traffic
@@ -66,6 +69,8 @@ class Link:
         if self._writer.is_closing():
             raise LinkClosed(f"the link to {self.peer} is closed")
         self._traffic.sent += HEADER.size + len(body)
+        if self.allowance is not None:
+            self.allowance.use(0, len(body))
         try:
             self._writer.write(HEADER.pack(len(body)) + body)
             if self._writer.transport.get_write_buffer_size():  # else nothing can be waited for
@@ -89,6 +94,8 @@ class Link:
 
     async def receive_body(self) -> bytes:
         """The next message as it came. Raises as :meth:`receive`; broken off, receiving may go on."""
+        if self.allowance is not None:
+            await self.allowance.wait()
         try:
             if self._length is None:
                 self._length = frame_length(await self._reader.readexactly(HEADER.size))
@@ -96,6 +103,8 @@ class Link:
         except (asyncio.IncompleteReadError, OSError) as error:
             raise LinkClosed(f"{self.peer} closed the connection") from error
         self._traffic.received += HEADER.size + self._length
+        if self.allowance is not None:
+            self.allowance.use(1, self._length)
         self._length = None
         return body
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
@@ -14,6 +16,7 @@ import structlog
 from spheroid_node.net.dialling import Dialler, LinkFailed, dial
 from spheroid_node.net.greeting import receive_greeting
 from spheroid_node.net.identity import Identity
+from spheroid_node.net.limits import Allowances, Rates
 from spheroid_node.net.link import Link, LinkClosed, Traffic
 from spheroid_node.net.ports import listening_socket
 from spheroid_node.net.reader import FrameReader
@@ -29,6 +32,9 @@ log = structlog.get_logger()
 
 Service = Callable[[Link], Awaitable[None]]
 
+DEFAULT_RATES = Rates()
+METERED = frozenset({"round", "transfer"})
+"""A hop limits its sessions itself, and their messages are many and small."""
 OUT_OF_FILES_PAUSE = 0.5
 
 
@@ -39,7 +45,9 @@ class LinkServer:
     it with the peer id it dialled. The client proves its own peer id by signing the server's nonce.
 
     max_connections: links at once, later ones are closed unheard; max_per_peer: links of one peer at once;
-    handshake_timeout: seconds for TLS, and for the greeting.
+    max_strangers: connections of one address at once whose peer is not proven yet, later ones are closed
+    unheard; handshake_timeout: seconds for TLS, and for the greeting; rates: what one peer may ask of the
+    services in METERED, past which its messages are read more slowly.
     """
 
     def __init__(
@@ -54,6 +62,8 @@ class LinkServer:
         streams: Streams | None = None,
         max_connections: int = 256,
         max_per_peer: int = 32,
+        max_strangers: int = 128,
+        rates: Rates = DEFAULT_RATES,
         handshake_timeout: float = 10.0,
         option: str = "--data-port",
     ) -> None:
@@ -66,11 +76,14 @@ class LinkServer:
         self._streams = streams
         self._max_connections = max_connections
         self._max_per_peer = max_per_peer
+        self._max_strangers = max_strangers
+        self._allowances = Allowances(rates, time.monotonic)
         self._handshake_timeout = handshake_timeout
         self._option = option
         self._context = server_context(identity)
         self._tasks: set[asyncio.Task[None]] = set()
         self._of_peer: Counter[str] = Counter()
+        self._strangers: Counter[str] = Counter()
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
         self._stopping = False
@@ -103,15 +116,16 @@ class LinkServer:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                connection, _ = await loop.sock_accept(listener)
+                connection, address = await loop.sock_accept(listener)
             except OSError as error:  # most likely out of file descriptors
                 log.warning("links.accept_failed", cause=str(error))
                 await asyncio.sleep(OUT_OF_FILES_PAUSE)
                 continue
-            if self._is_full():
+            if self._is_full() or self._strangers[host := str(address[0])] >= self._max_strangers:
                 connection.close()
             else:
-                self._begin(self._serve_connection(connection))
+                self._strangers[host] += 1
+                self._begin(self._serve_connection(connection, host))
 
     def _accept_stream(self, stream: Stream) -> None:
         if self._stopping or self._is_full():
@@ -131,8 +145,19 @@ class LinkServer:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _serve_connection(self, connection: socket.socket) -> None:
+    async def _serve_connection(self, connection: socket.socket, host: str) -> None:
         """One connection from TCP to its end."""
+        with contextlib.ExitStack() as stranger:
+            stranger.callback(self._known, host)
+            await self._serve_stranger(connection, stranger.close)
+
+    def _known(self, host: str) -> None:
+        """One stranger less of those at ``host``."""
+        self._strangers[host] -= 1
+        if not self._strangers[host]:
+            del self._strangers[host]
+
+    async def _serve_stranger(self, connection: socket.socket, known: Callable[[], None]) -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             async with asyncio.timeout(self._handshake_timeout):
@@ -144,7 +169,7 @@ class LinkServer:
         except asyncio.CancelledError:
             connection.close()
             raise
-        await self._serve(link)
+        await self._serve(link, known)
 
     async def _open(self, connection: socket.socket) -> Link:
         loop = asyncio.get_running_loop()
@@ -158,10 +183,10 @@ class LinkServer:
 
     # --- from the greeting on, both are the same --------------------------------------------------
 
-    async def _serve(self, link: Link) -> None:
-        """One link to its end. No exception leaves here but cancellation."""
+    async def _serve(self, link: Link, known: Callable[[], None] = lambda: None) -> None:
+        """One link to its end; ``known`` is called once its peer is. No exception but cancellation leaves."""
         try:
-            await self._greet_and_serve(link)
+            await self._greet_and_serve(link, known)
         except WireError as error:
             log.info("links.closed", peer=link.peer, code=error.code, detail=error.detail)
             await link.fail(error)
@@ -178,15 +203,18 @@ class LinkServer:
         else:
             await link.close()
 
-    async def _greet_and_serve(self, link: Link) -> None:
+    async def _greet_and_serve(self, link: Link, known: Callable[[], None]) -> None:
         async with asyncio.timeout(self._handshake_timeout):
             greeting = await receive_greeting(link, self._identity, self._run, self._services)
+        known()
         link.peer = greeting.peer
         if self._of_peer[link.peer] >= self._max_per_peer:
             raise WireError(ErrorCode.BUSY, f"{self._max_per_peer} connections of one peer are the limit")
         self._of_peer[link.peer] += 1
         try:
             await link.send(Welcome())
+            if greeting.service in METERED:
+                link.allowance = self._allowances.of(link.peer)
             await self._services[greeting.service](link)
         finally:
             self._of_peer[link.peer] -= 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -42,6 +43,8 @@ from spheroid_node.wire.tensors import CHUNK_BYTES, chunks
 log = structlog.get_logger()
 
 CHUNK_SECONDS = 30.0
+MAX_INCOMING = 2
+"""Updates that one peer may be sending at once for one group."""
 IN_MEMORY_BYTES = CHUNK_BYTES
 """An update up to this size is spooled in memory, a larger one on disk: many may come at the same time."""
 
@@ -69,6 +72,7 @@ class Collector:
         self._turns = {group: asyncio.Lock() for group in groups}
         self._changed = {group: asyncio.Event() for group in groups}
         self._waiting: dict[str, list[Link]] = {group: [] for group in groups}
+        self._on_their_way: Counter[tuple[str, str]] = Counter()
         self._handed_over: set[str] = set()
         """Groups whose updates go to the next in rank, as this node leaves."""
         self.led = 0
@@ -100,8 +104,8 @@ class Collector:
         offer = await self._offer(envelope, link.peer)
         answer = offer.answer
         if answer is None:
-            await link.send(Proceed())
-            with self._spooled() as spool:
+            with self._incoming(link.peer, offer.header.group), self._spooled() as spool:
+                await link.send(Proceed())
                 meter = offer.meter()
                 while not meter.complete:
                     chunk = await link.receive(timeout=CHUNK_SECONDS)
@@ -120,6 +124,19 @@ class Collector:
     def _spooled(self) -> IO[bytes]:
         """An empty place for an update: no disk space of it outlives its use."""
         return SpooledTemporaryFile(max_size=IN_MEMORY_BYTES, dir=str(self._spool))
+
+    @contextlib.contextmanager
+    def _incoming(self, peer: str, group: str) -> Iterator[None]:
+        """One update on its way in. A second may come over a new connection before the old one is lost."""
+        if self._on_their_way[peer, group] >= MAX_INCOMING:
+            raise WireError(ErrorCode.BUSY, f"{MAX_INCOMING} updates of one peer at once are the limit")
+        self._on_their_way[peer, group] += 1
+        try:
+            yield
+        finally:
+            self._on_their_way[peer, group] -= 1
+            if not self._on_their_way[peer, group]:
+                del self._on_their_way[peer, group]
 
     @contextlib.contextmanager
     def _room(self) -> Iterator[None]:

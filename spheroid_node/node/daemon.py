@@ -14,8 +14,10 @@ import torch
 
 from spheroid_node.config import LOOPBACK, NodeConfig
 from spheroid_node.errors import NotAllowed
+from spheroid_node.model.parameters import elements
 from spheroid_node.net.clock import dht_clock
 from spheroid_node.net.identity import load_identity
+from spheroid_node.net.limits import Rates
 from spheroid_node.net.link import Link
 from spheroid_node.net.links import LinkServer
 from spheroid_node.net.ports import outgoing_address
@@ -145,6 +147,7 @@ class Node:
             streams=client.streams,
             max_connections=MAX_CONNECTIONS,
             max_per_peer=MAX_PER_PEER,
+            rates=Rates.for_versions(held_bytes(run), run.round.period),
         )
         submitter = Submitter(client, self.collector, self.sync)
         outbox = Outbox(run, self.state.outbox, self.store.disk)
@@ -282,6 +285,11 @@ def announced_host(config: NodeConfig, last: str = LOOPBACK) -> str:
     if config.host not in ("0.0.0.0", "::"):
         return config.host
     return outgoing_address() or last
+
+
+def held_bytes(run: RunSpec) -> int:
+    """The most that a node can hold of the versions of all groups."""
+    return 4 * run.kept_versions * sum(elements(run, group) for group in run.groups)
 
 
 def _configuration(

@@ -121,7 +121,9 @@ class Submitter:
 
     def _checked(self, aggregator: str, sealed: bytes, submission: Submission) -> Receipt:
         author, receipt = Receipt.unseal(sealed)
-        if author != aggregator or receipt.update != submission.header.digest:
+        header = submission.header
+        named = (receipt.run, receipt.group, receipt.round, receipt.update)
+        if author != aggregator or named != (header.run, header.group, header.round, header.digest):
             raise WireError(ErrorCode.NOT_AUTHENTIC, "the receipt is not for this update")
         return receipt
 

@@ -447,6 +447,21 @@ async def test_forged_record(start, attack) -> None:
     assert await victim.get(KEY) == {victim.peer: b"true"}
 
 
+async def test_an_old_record_that_is_sent_again(start, attack) -> None:
+    """Whoever has seen a record can send it again, signature and all: it replaces no newer one."""
+    victim = await start()
+    reader = await start(victim)
+    await victim.put(KEY, b"old", 60)
+    key = DHTID.generate(source=KEY)
+    dictionary = victim._node.protocol.storage.get(key).value
+    [[_, (old, expiration)]] = dictionary.items()
+    await victim.put(KEY, b"new", 60)
+    attacker = await attack(victim)
+    for holder in (victim, reader):
+        assert await attacker.store_at(holder, old, expiration, victim.peer) == [False]
+    assert await reader.get(KEY) == await victim.get(KEY) == {victim.peer: b"new"}
+
+
 async def test_wiping_a_key(start, attack) -> None:
     """A plain value, or a whole dictionary, in the place of everyone's records."""
     victim = await start()

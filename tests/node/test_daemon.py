@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,10 +12,10 @@ from typing import Any, cast
 import pytest
 
 from spheroid_node.config import NodeConfig
-from spheroid_node.errors import IdentityCopied
+from spheroid_node.errors import IdentityCopied, NotAllowed
 from spheroid_node.net.identity import ephemeral_identity
 from spheroid_node.net.streams import Accept, Stream, StreamFailed
-from spheroid_node.node.daemon import Node, announced_address, announced_host
+from spheroid_node.node.daemon import Node, announced_address, announced_host, run_node
 from spheroid_node.node.models import HopModels
 from spheroid_node.node.report import RENEW_SECONDS, Report, Reporter
 from spheroid_node.node.state import StateDirectory
@@ -49,6 +51,64 @@ def test_hops_are_built_from_exactly_the_versions_asked_for(world: World, tmp_pa
     assert models.hop_model(1, 0) is None
     assert models.hop_model(0, 3) is None
     assert not any(parameter.requires_grad for parameter in hop.parameters())
+
+
+async def test_a_run_of_listed_peers_takes_no_other_node(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it announces anything. Who is on the list comes as far as its trainer."""
+    peer = Peer(world, 0, tmp_path)
+    listed = RunSpec.model_validate(world.run.model_dump() | {"access": [peer.id]})
+
+    @asynccontextmanager
+    async def entered(config: Any, identity: Any, **_: Any) -> AsyncIterator[Any]:
+        yield replace(peer.client, run=listed, identity=identity)
+
+    class Trained(Exception):
+        pass
+
+    async def started(self: Any) -> None:
+        raise Trained
+
+    monkeypatch.setattr("spheroid_node.node.daemon.open_client", entered)
+    monkeypatch.setattr("spheroid_node.node.trainer.TrainerProcess.start", started)
+    config = NodeConfig(state_dir=tmp_path / "state", host="127.0.0.1")
+    with pytest.raises(NotAllowed, match=listed.run_id):
+        await run_node(config, 0)
+    assert not world.published
+    monkeypatch.setattr("spheroid_node.node.daemon.load_identity", lambda path: peer.client.identity)
+    with pytest.raises(Trained):
+        await run_node(config, 0)
+
+
+async def test_the_record_follows_the_machines_address(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place: list[str | None] = ["192.0.2.7"]
+    monkeypatch.setattr("spheroid_node.node.daemon.outgoing_address", lambda: place[0])
+    monkeypatch.setattr("spheroid_node.node.daemon.POLL_SECONDS", 0.01)
+    with StateDirectory(tmp_path / "state") as state:
+        config = NodeConfig(state_dir=tmp_path, host="0.0.0.0")
+        client = Peer(world, 0, tmp_path).client
+        node = Node(config, client, state, 0, cast(Any, SimpleNamespace(device="cpu")))
+        node.server.port = 5
+        reporter = Reporter(client, node.store, node.report, announced_address(config, "12D3", 5))
+        meters = asyncio.create_task(node._meters(reporter))
+        try:
+            for now, announced in (
+                ("192.0.2.7", "192.0.2.7"),
+                (None, "192.0.2.7"),
+                ("192.0.2.8", "192.0.2.8"),
+            ):
+                place[0] = now
+                node.report.changed.clear()
+                async with asyncio.timeout(5):
+                    if announced != reporter.record().host:
+                        await node.report.changed.wait()
+                    await asyncio.sleep(0.05)
+                assert reporter.record().host == announced
+        finally:
+            meters.cancel()
 
 
 class MemoryStreams:

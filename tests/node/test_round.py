@@ -22,8 +22,8 @@ from spheroid_node.rounds.collection import Base
 from spheroid_node.rounds.contribution import Contributor, Submission
 from spheroid_node.rounds.election import ranking
 from spheroid_node.run import RunSpec
-from spheroid_node.wire.codes import Reason, Verdict, WireError
-from spheroid_node.wire.messages import Manifest, Proceed, Update, UpdateOutcome
+from spheroid_node.wire.codes import ErrorCode, Reason, Verdict, WireError
+from spheroid_node.wire.messages import Error, Manifest, Proceed, Receipt, Update, UpdateOutcome
 from spheroid_node.wire.tensors import Vector, payload_digest, vector_digest
 
 from .conftest import MemoryDirectory, Peer, World
@@ -436,6 +436,45 @@ async def test_who_leaves_finishes_a_round_or_hands_it_over(
         assert again is not None and again.aggregator == successor.id
         assert again.receipt.verdict is Verdict.ACCEPTED
         assert leader.store.newest(GROUP).version == 0
+
+
+@pytest.mark.parametrize("false", ["update", "round", "group", "run", "signer"])
+async def test_a_receipt_that_is_not_the_aggregators_for_this_update_is_none(
+    world: World, tmp_path: Path, false: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An aggregator that hands out the receipt of another update, round, group or run is skipped."""
+    async with peers(world, tmp_path, (0, 0, 0)) as members:
+        by_name = {peer.id: peer for peer in members}
+        leader, successor, worker = (by_name[name] for name in ranked(world))
+        seal = Receipt.seal
+        changes = {"update": bytes(32), "round": 7, "group": "interface", "run": "0" * 16}
+
+        def swapped(receipt: Receipt, key: Any) -> bytes:
+            if key is not leader.client.identity.key:
+                return seal(receipt, key)
+            if false == "signer":
+                return seal(receipt, successor.client.identity.key)
+            return seal(receipt.model_copy(update={false: changes[false]}), key)
+
+        monkeypatch.setattr(Receipt, "seal", swapped)
+        delivery = await worker.submitter.deliver(submission(worker, 1.0), ranked(world), world.records)
+        assert delivery is not None and delivery.aggregator == successor.id
+
+
+async def test_one_peer_cannot_fill_the_disk_with_updates_that_never_end(
+    world: World, tmp_path: Path
+) -> None:
+    async with peers(world, tmp_path, (0, 0)) as (one, other):
+        envelope = submission(one, 1.0).header.seal(one.client.identity.key)
+        links = [await one.client.dial(other.address, "round") for _ in range(3)]
+        answers = []
+        for link in links:
+            await link.send(Update(header=envelope))
+            answers.append(await link.receive(10))
+        assert answers[:2] == [Proceed(), Proceed()]
+        assert isinstance(answers[2], Error) and answers[2].code is ErrorCode.BUSY
+        delivery = await one.submitter.deliver(submission(one, 1.0), [one.id], world.records)
+        assert delivery is not None and delivery.receipt.verdict is Verdict.ACCEPTED
 
 
 async def test_an_update_comes_from_its_author(world: World, tmp_path: Path) -> None:
