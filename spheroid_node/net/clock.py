@@ -18,9 +18,7 @@ log = structlog.get_logger()
 AGREEMENT = 2.0
 """Seconds by which clocks may differ and still say the same."""
 NOTABLE = 1.0
-"""Seconds below which a clock counts as right: it is within what a round trip leaves uncertain."""
-STEP = 0.5
-"""Least change of a correction that is made."""
+"""Seconds up to which a clock, or its correction, counts as right: a round trip leaves them uncertain."""
 MAX_OFFSET = 24 * 3600.0
 """Seconds by which peers may correct a clock. What is further off is for its owner to set."""
 REMEDY = "set the clock of this machine, for example with NTP; until then the node follows its peers' clocks"
@@ -89,7 +87,7 @@ class Clock:
         return True
 
     def _follow(self, offset: float, peers: int) -> None:
-        if abs(offset - self.offset) < STEP and bool(offset) == bool(self.offset):
+        if abs(offset - self.offset) <= NOTABLE and bool(offset) == bool(self.offset):
             return
         self.offset = offset
         if offset:

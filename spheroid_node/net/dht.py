@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Container, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -47,12 +47,14 @@ FIRST_GREETING = 5.0
 """Seconds after a start: who is connected by then is remembered."""
 ISOLATED_INTERVAL = 5.0
 """In place of GREET_INTERVAL, while nobody answers."""
+SILENCES = 2
+"""Greetings without an answer after which somebody counts as gone."""
 LOOK_INTERVAL = 1.0
 """Seconds between looks at this machine's own clock and address."""
 GREET_TIMEOUT = 10.0
 PING_TIMEOUT = 5.0
 LONGEST_ROUND_TRIP = 2.0
-"""Seconds; what comes back later tells too little of the time."""
+"""Seconds; what comes back later tells the time to no better than clock.NOTABLE."""
 ENTRANCES = 8
 """Peers among those known that a start tries to enter by."""
 REPUBLISH_INTERVAL = 300.0
@@ -85,6 +87,10 @@ class Dht:
     """One writer of a key at a time: a store that arrives after its successor would be refused."""
     isolated: bool = False
     """Whether nobody answers of all that it knows."""
+    orphaned: bool = False
+    """Whether none of the peers that it was given answers."""
+    _unanswered: Counter[str] = field(default_factory=Counter)
+    """Greetings in a row that nobody answered, and that no peer given answered."""
     _place: str | None = None
     """This machine's address when last looked."""
 
@@ -188,7 +194,8 @@ class Dht:
                 return
             if dht_clock.has_jumped() or steady() >= greet_at:
                 await self._greet()
-                greet_at = steady() + (ISOLATED_INTERVAL if self.isolated else GREET_INTERVAL)
+                alone = self._unanswered["anybody"] > 0
+                greet_at = steady() + (ISOLATED_INTERVAL if alone else GREET_INTERVAL)
             if steady() >= republish_at:
                 await self._republish()
                 republish_at = steady() + REPUBLISH_INTERVAL
@@ -305,7 +312,25 @@ class Dht:
                 )
         self.contacts.meet({peer: connected.get(peer) or known[peer] for peer in answered})
         dht_clock.hear([ahead for ahead in answered.values() if ahead is not None])
-        await self._note_isolation(isolated=bool(known) and not answered, peers=len(answered or known))
+        given = {address.rpartition("/p2p/")[2] for address in self.contacts.given} - {self.peer}
+        if self._in_vain("anybody", not answered and known):
+            await self._note_isolation(True, len(known))
+        elif answered:
+            await self._note_isolation(False, len(answered))
+        self._note_bootstraps(gone=self._in_vain("given", given and not given & answered.keys()))
+
+    def _in_vain(self, whom: str, unanswered: object) -> bool:
+        """Whether greetings go unanswered: a single one says little on a busy machine."""
+        self._unanswered[whom] = self._unanswered[whom] + 1 if unanswered else 0
+        return self._unanswered[whom] >= SILENCES
+
+    def _note_bootstraps(self, gone: bool) -> None:
+        if gone and not self.orphaned:
+            remedy = "start a bootstrap again, with its state directory; without one nobody new can enter"
+            log.warning("dht.bootstraps_gone", addresses=list(self.contacts.given), remedy=remedy)
+        elif self.orphaned and not gone:
+            log.info("dht.bootstrap_back")
+        self.orphaned = gone
 
     async def _greet_one(
         self, peer: str, places: list[str], connected: Container[str], answered: dict[str, float | None]
@@ -322,6 +347,11 @@ class Dht:
             if await self._node.protocol.call_ping(peer_id) is not None:
                 answered[peer] = None
                 answered[peer] = await _seconds_ahead(self._p2p, peer_id)
+
+    @property
+    def note(self) -> str:
+        """For the owner; empty while all is well."""
+        return "no bootstrap answers" if self.orphaned else ""
 
     async def _note_isolation(self, isolated: bool, peers: int) -> None:
         if isolated == self.isolated:

@@ -229,7 +229,9 @@ class Node:
             if counted != (self.report.sessions, self.report.hop_seconds, self.report.led):
                 self.report.sessions, self.report.hop_seconds, self.report.led = counted
                 self.report.touch()
-            self.report.of_machine(clock=dht_clock.note, disk=self.store.disk.note)
+            self.report.of_machine(
+                clock=dht_clock.note, disk=self.store.disk.note, network=self.client.dht.note
+            )
             reporter.move_to(
                 announced_address(
                     self.config, self.client.identity.peer, self.server.port, reporter.address.host

@@ -345,8 +345,14 @@ async def test_a_peer_that_has_lost_all_finds_those_it_has_met(start, tmp_path, 
                 while await other.get(KEY) != {node.peer: b"alone"}:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
             await until(lambda: not node.isolated)
-        events = [entry["event"] for entry in logs]
-        assert events.count("dht.isolated") == events.count("dht.reconnected") == 1
+            await until(lambda: node.orphaned)
+            events = [entry["event"] for entry in logs]
+            assert events.count("dht.isolated") == events.count("dht.reconnected") == 1
+            assert events.count("dht.bootstraps_gone") == 1 and "bootstrap" in node.note
+            await start(other, identity=bootstrap.identity, port=bootstrap.listening.port)
+            await until(lambda: not node.orphaned)
+        assert [entry["event"] for entry in logs].count("dht.bootstrap_back") == 1
+        assert node.note == ""
     finally:
         watch.cancel()
 

@@ -39,6 +39,7 @@ class Clock:
     """DHT time, standing still until a test moves it."""
 
     now: float = 10.0
+    note: str = ""
 
     def time(self) -> float:
         return self.now

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -97,6 +99,38 @@ def test_a_machine_whose_clock_is_off_works_and_is_told(swarm: Swarm, seconds: f
         guest.set_clock(-seconds)  # and somebody sets it wrong again
         wait_for("another word", lambda: len(guest.node.events("clock.off")) > 1)
         guest.next_accepted()
+
+
+def test_a_full_disk_is_told_and_the_node_goes_on(swarm: Swarm) -> None:
+    state = swarm.folder / "full"
+    state.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=32m", "none", str(state)]
+    if subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        with Guest(swarm, "full") as guest:
+            guest.next_accepted()
+            filler = state / "filler"
+            with filler.open("wb", buffering=0) as file, suppress(OSError):
+                while file.write(bytes(4096)):
+                    pass
+            told = guest.node.wait_for("disk.not_written")
+            assert told["cause"] == "no space left on device" and "room" in told["remedy"]
+            guest.next_accepted()
+            peer = guest.node.started["peer"]
+            wait_for("its note", lambda: "not on disk" in notes(swarm).get(peer, "") or None)
+            whats = [event["what"] for event in guest.node.events("disk.not_written")]
+            assert len(whats) == len(set(whats)), "each is told once"
+            filler.unlink()
+            guest.node.wait_for("disk.written_again", what="versions")
+            guest.next_accepted()
+            newest = max(event["version"] for event in guest.node.events("round.version", group=GROUP))
+            wait_for(
+                "the newest version on disk",
+                lambda: [f for f in state.glob(f"versions/{GROUP}/*") if f.name >= f"{newest:08d}"] or None,
+            )
+    finally:
+        subprocess.run(["umount", "-l", str(state)], check=True)
 
 
 def test_a_machine_that_slept_catches_up(swarm: Swarm) -> None:

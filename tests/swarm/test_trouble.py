@@ -66,7 +66,8 @@ def test_sigkill_leaves_no_process_and_a_restart_goes_on(swarm: Swarm, guest: No
     _, alive = psutil.wait_procs(helpers, timeout=20)
     assert not alive
 
-    again = swarm.join(0, "guest")
+    ports = ("--port", str(guest.started["port"]), "--data-port", str(guest.started["data_port"]))
+    again = swarm.join(0, "guest", *ports)  # they are free at once
     swarm.nodes.remove(again)
     try:
         started = wait_for("a second start", lambda: again.events("node.started")[1:] or None)[0]
