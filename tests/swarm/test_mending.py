@@ -30,7 +30,7 @@ def swarm(environment: Path) -> Iterator[Swarm]:
     folder.mkdir()
     with pytest.MonkeyPatch.context() as patch, Children(folder) as children:
         patch.setenv("SPHEROID_RUNTIME_DIR", str(folder / "runtime"))
-        swarm = Swarm(folder, small_run(blocks=1, period=4.0, settle=1.5), children)
+        swarm = Swarm(folder, small_run(blocks=1), children)
         for number in range(3):
             swarm.join(0, f"well-{number}")
         for node in swarm.nodes:
