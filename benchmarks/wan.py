@@ -8,8 +8,9 @@ its port as ever, and others dial the port of a proxy before it:
 
 A :class:`Wan` is the link of one machine, and all that is forwarded through it shares its bandwidth. Delay is
 latency alone: what is read is stamped with its time of arrival and waits for it beside any number of others.
-Data crosses as a stream, so there is neither loss nor reordering, as TCP above a real link shows none. A busy
-machine makes a link slower than was asked for, never faster.
+Data crosses as a stream, so there is neither loss nor reordering, as TCP above a real link shows none; only
+:meth:`Wan.damage` flips bits and cuts streams short, as broken routers do. A busy machine makes a link slower
+than was asked for, never faster.
 """
 
 from __future__ import annotations
@@ -48,6 +49,10 @@ class Way:
     """Bytes a second, of all connections together."""
     carried: int = field(default=0, init=False)
     """Bytes handed over at the far end so far."""
+    corrupt: float = field(default=0.0, init=False)
+    """Share of the pieces handed over in which one bit is wrong."""
+    truncate: float = field(default=0.0, init=False)
+    """Share of the pieces of which only half is handed over, and then the connection breaks."""
     _free: float = field(default=0.0, init=False)
     """When the link has sent all that is booked."""
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
@@ -125,6 +130,11 @@ class Wan:
     def delay(self, seconds: float) -> None:
         self.there.delay = self.back.delay = seconds
 
+    def damage(self, *, corrupt: float = 0.0, truncate: float = 0.0) -> None:
+        """From now on that share of the pieces that cross is damaged, both ways, until :meth:`heal`."""
+        for way in (self.there, self.back):
+            way.corrupt, way.truncate = corrupt, truncate
+
     @property
     def connections(self) -> int:
         """Connections that are open."""
@@ -149,7 +159,8 @@ class Wan:
         self.flowing.clear()
 
     def heal(self) -> None:
-        """End a cut or a stall. What a stall held up arrives now."""
+        """End a cut, a stall or damage. What a stall held up arrives now."""
+        self.damage()
         self.flowing.set()
         if not self._up:
             self._up = True
@@ -299,14 +310,28 @@ class _Pipe:
         elif not data:
             self._writer.write_eof()
         else:
-            self._writer.write(data)
-            await self._writer.drain()
-            self._way.carried += len(data)
-            self._hold(-len(data))
+            await self._write_piece(data)
+
+    async def _write_piece(self, data: bytes) -> None:
+        cut = self._source.random() < self._way.truncate
+        if self._source.random() < self._way.corrupt:
+            data = _one_bit_wrong(data, self._source)
+        self._writer.write(data[: len(data) // 2] if cut else data)
+        await self._writer.drain()
+        self._hold(-len(data))
+        if cut:
+            raise ConnectionAbortedError("cut short")
+        self._way.carried += len(data)
 
     def _hold(self, size: int) -> None:
         self.held += size
         (self._room.set if self.held < self._wan.limit else self._room.clear)()
+
+
+def _one_bit_wrong(data: bytes, source: random.Random) -> bytes:
+    wrong = bytearray(data)
+    wrong[source.randrange(len(data))] ^= 1 << source.randrange(8)
+    return bytes(wrong)
 
 
 async def sleep_until(time: float) -> None:

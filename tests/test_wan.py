@@ -308,6 +308,44 @@ async def test_a_stall_keeps_everything_for_later() -> None:
         other.close()
 
 
+async def test_damage_flips_one_bit_of_a_piece_until_it_heals() -> None:
+    async with listening(echo) as target, Wan() as wan:
+        reader, writer = await asyncio.open_connection(HOST, await wan.forward(HOST, target))
+        await ask(reader, writer, b"before")
+        wan.damage(corrupt=1.0)
+        sent = bytes(1000)
+        writer.write(sent)
+        heard = await reader.readexactly(len(sent))
+        assert sum(byte.bit_count() for byte in heard) in (0, 2)  # one each way, perhaps the same
+        wan.there.corrupt = 0.0
+        writer.write(sent)
+        assert sum(byte.bit_count() for byte in await reader.readexactly(len(sent))) == 1
+        wan.heal()
+        await ask(reader, writer, b"after")
+        writer.close()
+
+
+async def test_a_stream_that_is_cut_short_ends_in_the_middle() -> None:
+    sink = Sink()
+    async with listening(sink) as target, Wan() as wan:
+        port = await wan.forward(HOST, target)
+        reader, writer = await asyncio.open_connection(HOST, port)
+        writer.write(b"whole")
+        await until(lambda: sink.bytes == 5)
+        wan.damage(truncate=1.0)
+        writer.write(bytes(1000))
+        with pytest.raises(ConnectionResetError):
+            async with asyncio.timeout(PATIENCE):
+                await reader.read(1)
+        await until(lambda: sink.ends and wan.connections == 0)
+        assert 5 <= sink.bytes <= 505
+        wan.heal()
+        _, writer = await asyncio.open_connection(HOST, port)
+        writer.write(bytes(1000))
+        await until(lambda: len(sink.heard[-1]) == 1000)
+        writer.close()
+
+
 async def test_at_the_end_ports_are_free_and_connections_gone() -> None:
     sink = Sink()
     async with listening(sink) as target:
