@@ -133,6 +133,7 @@ class Submitter:
             "round.receipt",
             round=submission.header.round,
             group=submission.header.group,
+            update=submission.header.digest.hex(),
             verdict=str(receipt.verdict),
             reason=str(receipt.reason),
             meaning=REASONS[receipt.reason],
