@@ -33,8 +33,8 @@ check: venv
 	$(BIN)/lint-imports
 
 test: check
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/swarm
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/swarm
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/swarm --ignore tests/chaos
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/swarm tests/chaos
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -16,13 +16,12 @@ import statistics
 import tempfile
 import time
 from collections.abc import Mapping
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.arms import unpack
-from benchmarks.local_swarm import LocalSwarm, events, local_swarm, wait_for
+from benchmarks.local_swarm import LocalSwarm, events, local_swarm, stamp, wait_for
 from benchmarks.report import write_result
 from spheroid_node.cli.demo.processes import Child
 from spheroid_node.rounds.election import ranking
@@ -41,10 +40,6 @@ def small_run() -> RunSpec:
         round=RoundSpec(genesis=float(int(time.time())), period=8.0, settle=2.5),
         data=DataSpec(name="wikitext-2"),
     )
-
-
-def stamp(event: Mapping[str, Any]) -> float:
-    return datetime.fromisoformat(str(event["timestamp"]).replace("Z", "+00:00")).timestamp()
 
 
 def newest(children: Mapping[str, Child], group: str) -> int:
