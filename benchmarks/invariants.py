@@ -4,7 +4,7 @@ Seen are the nodes' logs, the files in their state directories, and what nodes a
 that is broken is a :class:`Violation`, once for each place:
 
 ``shrunk``      A node follows a lower version than before. Allowed where a full disk had kept it from writing
-                (``version.not_written``) and it then ended.
+                (``disk.not_written``) and it then ended.
 ``forked``      Two nodes that nobody hurts keep to two versions of one number. Two aggregators may each write
                 one, and all must follow the same: within the settling part where all hear each other, and a
                 node that has just been cut off or asleep with the next round. So this is counted only when it
@@ -19,7 +19,8 @@ The line of a group is its newest version at the end and, by the parents that ma
 An update is followed by its digest: from the receipt in its worker's log into the manifests. What the
 worker keeps is read from its outbox: there, beside the next update, lies what was left over of the one
 before. If that holds most of the update (its projection is more than half), the worker carries it on; if
-not, it takes it for done. Updates of which too little was seen (their worker was killed between two looks),
+not, it takes it for done; what it says afterwards (``round.recounted``) counts instead. Updates of which too
+little was seen (their worker was killed between two looks),
 those of the last rounds, and those that a worker said it had to drop (its disk was full, or it was away for
 longer than they are of use) are counted as ``unknown``; updates of others are not followed.
 """
@@ -114,6 +115,8 @@ class Invariants:
         self._manifests: dict[tuple[str, bytes], Manifest] = {}
         self._outboxes: dict[tuple[str, str], _Open | None] = {}
         self._carried: dict[str, bool] = {}
+        self._recounted: dict[str, bool] = {}
+        """What workers said when they found out better, by update: whether they carry it on."""
         self._broken: set[tuple[str, str, str]] = set()
 
     def broken(self, rule: str, node: str, where: str, detail: str) -> None:
@@ -136,10 +139,14 @@ class Invariants:
                 if before and version != before.version:
                     del self._words[node][group]  # it will say which one it follows
             self._unwritten.discard(node)
-        elif name == "version.not_written":
+        elif name == "disk.not_written" and event["what"] == "versions":
             self._unwritten.add(node)
-        elif name in ("outbox.not_saved", "outbox.too_old"):
+        elif name == "disk.not_written":
+            self._dropped |= {(node, group) for group in self._run.groups}
+        elif name == "outbox.too_old":
             self._dropped.add((node, event["group"]))
+        elif name == "round.recounted":
+            self._recounted[event["update"]] = not event["contained"]
         elif name == "round.receipt" and event["verdict"] == "accepted":
             self.accepted[event["update"]] = Accepted(
                 node, event["group"], event["round"], event["aggregator"]
@@ -332,7 +339,7 @@ class Invariants:
         self, digest: str, found: Accepted, contained: list[int], forked: list[int], line: list[Manifest]
     ) -> None:
         where = f"{found.group} round {found.round}"
-        carried = self._carried.get(digest)
+        carried = self._recounted.get(digest, self._carried.get(digest))
         opened = self._outboxes.get((found.node, found.group))
         said = f"accepted by {found.aggregator[-6:]}, on the line in {contained}, beside it in {forked}"
         if len(contained) > 1 or (contained and carried):

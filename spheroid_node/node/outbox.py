@@ -9,12 +9,12 @@ import structlog
 
 from spheroid_node.errors import CheckpointInvalid, RunMismatch
 from spheroid_node.node.disk import Disk
-from spheroid_node.rounds.contribution import Contributor, Kept, Submission
+from spheroid_node.rounds.contribution import Contributor, Kept, Settled, Submission
 from spheroid_node.run import RunSpec
 from spheroid_node.training.checkpoint import read_tensors, write_tensors
 from spheroid_node.wire.codes import WireError
 from spheroid_node.wire.messages import Receipt, UpdateHeader
-from spheroid_node.wire.tensors import encoded_size
+from spheroid_node.wire.tensors import Vector, encoded_size
 
 log = structlog.get_logger()
 
@@ -39,6 +39,10 @@ class Outbox:
             metadata["header"] = kept.submission.header.pack().hex()
         if kept.receipt is not None:
             metadata["receipt"] = kept.receipt.pack().hex()
+        if kept.settled is not None:
+            tensors["settled"] = np.frombuffer(kept.settled.submission.payload, dtype=np.uint8)
+            metadata["settled"] = kept.settled.submission.header.pack().hex()
+            metadata["contained"] = str(kept.settled.contained)
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             write_tensors(self._path(group), tensors, metadata)
@@ -71,18 +75,27 @@ class Outbox:
         metadata, tensors = read_tensors(path)
         if (metadata.get("run"), metadata.get("group")) != (self._run.run_id, group):
             raise ValueError("it is of another run or group")
-        residual, sent, submission, receipt = tensors["residual"], None, None, None
+        residual, sent, submission, receipt, settled = tensors["residual"], None, None, None, None
         if "header" in metadata:
-            header = UpdateHeader.unpack(bytes.fromhex(metadata["header"]))
-            submission, sent = Submission(header, tensors["payload"].tobytes()), tensors["sent"]
-            if len(submission.payload) != encoded_size(elements, header.dtype):
-                raise ValueError("an update of another length")
+            submission = _submission(metadata["header"], tensors["payload"], elements)
+            sent = tensors["sent"]
+        if "settled" in metadata:
+            before = _submission(metadata["settled"], tensors["settled"], elements)
+            settled = Settled(before, metadata["contained"] == str(True))
         if "receipt" in metadata:
             receipt = Receipt.unpack(bytes.fromhex(metadata["receipt"]))
         for vector in (residual, sent):
             if vector is not None and (vector.shape != (elements,) or vector.dtype != np.float32):
                 raise ValueError("vectors of another shape")
-        return int(metadata["round"]), Kept(residual, sent, submission, receipt)
+        return int(metadata["round"]), Kept(residual, sent, submission, receipt, settled)
 
     def _path(self, group: str) -> Path:
         return self._directory / f"{group}.safetensors"
+
+
+def _submission(header: str, payload: Vector, elements: int) -> Submission:
+    """Raises :class:`WireError`, :class:`ValueError`."""
+    found = Submission(UpdateHeader.unpack(bytes.fromhex(header)), payload.tobytes())
+    if len(found.payload) != encoded_size(elements, found.header.dtype):
+        raise ValueError("an update of another length")
+    return found

@@ -100,6 +100,34 @@ class Synchroniser:
                 newer = older or await self._fetch_older(group, newer.version - 1, newer.manifest.parent)
         return self._store.behind(group, lag)
 
+    async def line(self, group: str, wanted: Iterable[int]) -> dict[int, Manifest]:
+        """The manifests of the versions that are here, and of those ``wanted`` that others still have."""
+        line = self._store.line(group)
+        newest = max(line, default=0)
+        for version in wanted:
+            if version < newest and version not in line:
+                manifest = await self._manifest(group, version)
+                if manifest is not None:
+                    line[version] = manifest
+        return line
+
+    async def _manifest(self, group: str, version: int) -> Manifest | None:
+        """Of an older version, from any node that has it."""
+        nodes = await self.nodes()
+        for record in shuffled(nodes.values()):
+            if not any(item.group == group and item.version >= version for item in record.held):
+                continue
+            try:
+                listing = await self._listing(_address(nodes, record), group, version)
+                if listing is not None:
+                    signer, manifest = Manifest.unseal(listing.manifest)
+                    is_it = (manifest.group, manifest.version) == (group, version)
+                    if is_it and self._is_plausible(signer, manifest):
+                        return manifest
+            except (LinkFailed, WireError, OSError, TimeoutError) as error:
+                log.debug("version.not_listed", group=group, version=version, cause=str(error))
+        return None
+
     async def _fetch_older(self, group: str, version: int, digest: bytes) -> Held | None:
         """A version from any node that has it beside a newer one; None where there is none."""
         if version == 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,6 +110,12 @@ class VersionStore:
         versions = self._held[group]
         return versions[min(versions, key=lambda number: (abs(number - wanted), -number))]
 
+    def line(self, group: str) -> dict[int, Manifest]:
+        """The manifests of the versions that are here, by version."""
+        self.newest(group)
+        held = self._held[group]
+        return {number: version.manifest for number, version in held.items() if version.manifest}
+
     def groups(self) -> tuple[str, ...]:
         return tuple(self._held)
 
@@ -133,11 +139,9 @@ class VersionStore:
                 return newest
             written = self._write(held)
             # A fork that lost is not an older version: whatever is not below the new one goes.
-            versions = {n: old for n, old in self._held[held.group].items() if n < held.version}
-            versions[held.version] = held
-            self._held[held.group] = {
-                number: versions[number] for number in sorted(versions)[-self._run.kept_versions :]
-            }
+            below = [old for old in self._held[held.group].values() if old.version < held.version]
+            kept = linked([*below, held])[-self._run.kept_versions :]
+            self._held[held.group] = {version.version: version for version in kept}
             if written:
                 self._forget(held.group)
             return held
@@ -204,11 +208,22 @@ class VersionStore:
                 held.append(Held.of(group, stored.version, stored.vector, stored.manifest))
             except (CheckpointInvalid, RunMismatch, WireError, ValueError) as error:
                 log.warning("version.unreadable", path=str(path), cause=str(error))
-        return held[-self._run.kept_versions :]
+        return linked(held)[-self._run.kept_versions :]
 
 
 def _file(folder: Path, version: int) -> Path:
     return folder / f"{version:08d}.safetensors"
+
+
+def linked(versions: Iterable[Held]) -> list[Held]:
+    """Ascending, without those that the version after them was not made from: forks that lost."""
+    kept: list[Held] = []
+    for held in sorted(versions, key=lambda held: held.version, reverse=True):
+        after = kept[-1] if kept else None
+        follows = after is not None and after.manifest is not None and after.version == held.version + 1
+        if after is None or not follows or after.manifest.parent == held.digest:  # type: ignore[union-attr]
+            kept.append(held)
+    return kept[::-1]
 
 
 def is_better(signer: str, manifest: Manifest, held: Held) -> bool:

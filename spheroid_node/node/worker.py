@@ -152,10 +152,18 @@ class Worker:
             held[INTERFACE_GROUP] = self._store.newest(INTERFACE_GROUP)
         for group, lag in self._copied.items():
             held[group] = await self._sync.behind(group, lag)
-        for group in self._groups:
-            if self._contributors[group].settle(held[group].manifest) is not None:
-                await self._keep(group)
+        await asyncio.gather(*map(self._settle_update, self._groups))
         return held
+
+    async def _settle_update(self, group: str) -> None:
+        """What became of the open update of a group, and whether that of the one before still holds."""
+        contributor = self._contributors[group]
+        line = await self._sync.line(group, contributor.versions_wanted)
+        if recounted := contributor.recount(line):
+            digest, contained = recounted
+            log.info("round.recounted", group=group, update=digest.hex(), contained=contained)
+        if contributor.settle(line) is not None or recounted:
+            await self._keep(group)
 
     async def _begin(self, round: int, held: dict[str, Held]) -> None:
         """Have the trainer go on from these versions."""

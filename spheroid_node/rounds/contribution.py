@@ -1,6 +1,8 @@
 """One worker's side of one group: what it sends in a round, and what becomes of it.
 
-contributor.settle(newest_manifest)            # at the start of a slot, before the next update
+line = {manifest.version: manifest, …}         # of the versions that the worker follows now
+contributor.recount(line)                      # at the start of a slot, before the next update
+contributor.settle(line)
 submission = contributor.prepare(round, base, update, steps, tokens, nonce)
 … submission.header.seal(key) and submission.payload to the aggregator …
 contributor.answered(receipt)                  # if one comes
@@ -8,7 +10,8 @@ contributor.answered(receipt)                  # if one comes
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -21,6 +24,10 @@ from spheroid_node.wire.tensors import Vector, decode_vector, encode_vector, pay
 
 SPOILT = frozenset({Reason.NOT_FINITE, Reason.NORM_TOO_LARGE, Reason.DUPLICATE, Reason.WORSE})
 """Refusals after which an update is dropped: sent again it would be refused again, or count twice."""
+
+
+Line = Mapping[int, Manifest]
+"""By version, the manifests of a group that a worker follows and still has."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,15 @@ class Kept:
     """The open update as it was before its compression; None, as the two below, where none is open."""
     submission: Submission | None = None
     receipt: Receipt | None = None
+    settled: Settled | None = None
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The last update that was open, and what was taken to have become of it."""
+
+    submission: Submission
+    contained: bool
 
 
 @dataclass(frozen=True)
@@ -60,17 +76,19 @@ class Contributor:
         self._elements = elements
         self.residual = Residual(elements, decay)
         self._open: _Open | None = None
+        self._settled: Settled | None = None
 
     def kept(self) -> Kept:
         """All that :meth:`resume` needs."""
         if self._open is None:
-            return Kept(self.residual.vector)
-        return Kept(self.residual.vector, self._open.sent, self._open.submission, self._open.receipt)
+            return Kept(self.residual.vector, settled=self._settled)
+        opened = self._open
+        return Kept(self.residual.vector, opened.sent, opened.submission, opened.receipt, self._settled)
 
     def resume(self, kept: Kept) -> None:
         """Go on from what another contributor of the same group had :meth:`kept`."""
         self.residual.vector = kept.residual
-        self._open = None
+        self._open, self._settled = None, kept.settled
         if kept.sent is not None and kept.submission is not None:
             self._open = _Open(kept.sent, kept.submission, kept.receipt)
 
@@ -94,7 +112,7 @@ class Contributor:
         if update.shape != (self._elements,) or not np.isfinite(update).all():
             raise ValueError(f"update of {self._group} is not {self._elements} finite values")
         if self._open:
-            self.settle(None)
+            self.settle({})
         dtype = self._run.round.compression
         sent = self.residual.add_to(update)
         payload = encode_vector(sent, dtype)
@@ -120,32 +138,60 @@ class Contributor:
         if self._open and receipt.update == self._open.submission.header.digest:
             self._open = _Open(self._open.sent, self._open.submission, receipt)
 
-    def settle(self, newest: Manifest | None) -> bool | None:
-        """Decide about the open update by the newest manifest of the group; True if a version contains it.
+    @property
+    def versions_wanted(self) -> set[int]:
+        """Versions whose manifests tell what became of its last two updates."""
+        submissions = [item.submission for item in (self._open, self._settled) if item is not None]
+        return {submission.header.base + 1 for submission in submissions}
+
+    def recount(self, line: Line) -> tuple[bytes, bool] | None:
+        """Correct what was decided about the update before the open one, should the version have changed.
+
+        It may be announced after all, or lose to another: then what was carried on is taken back, or what was
+        not is. Returns the digest of such an update, and whether a version contains it.
+        """
+        settled = self._settled
+        made = line.get(settled.submission.header.base + 1) if settled else None
+        if settled is None or made is None:
+            return None
+        header = settled.submission.header
+        contained = made.contains(header.digest)
+        if contained == settled.contained:
+            return None
+        self._settled = replace(settled, contained=contained)
+        change = self.residual.change(decode_vector(settled.submission.payload, header.dtype), contained)
+        if self._open is None:
+            self.residual.vector += change
+        else:  # the open update was made with what was left over then
+            self._open = replace(self._open, sent=self._open.sent + change)
+        return header.digest, contained
+
+    def settle(self, line: Line) -> bool | None:
+        """Decide about the open update by the manifests of the versions that are followed.
 
         A receipt is only a promise: the aggregator may die, or its manifest lose to another. So the
-        manifest decides, and the receipt only where the version made from this base was never seen.
-        Returns None if no update is open.
+        manifest decides, and the receipt only where the version made from this base was never seen. True if a
+        version contains it; None if no update is open.
         """
         if self._open is None:
             return None
         opened, self._open = self._open, None
         header, receipt = opened.submission.header, opened.receipt
-        contained = self._contains(newest, header, receipt)
+        contained = self._contains(line, header, receipt)
         if not contained and receipt and receipt.reason in SPOILT:
             self.residual.clear()
+            self._settled = None
             return False
         delivered = decode_vector(opened.submission.payload, header.dtype)
         self.residual.settle(opened.sent, delivered, contained)
+        self._settled = Settled(opened.submission, contained)
         return contained
 
     @staticmethod
-    def _contains(newest: Manifest | None, header: UpdateHeader, receipt: Receipt | None) -> bool:
-        if newest is None or newest.version <= header.base:
+    def _contains(line: Line, header: UpdateHeader, receipt: Receipt | None) -> bool:
+        made = line.get(header.base + 1)
+        if made is not None:
+            return made.contains(header.digest)
+        if max(line, default=0) <= header.base:
             return False
-        if newest.version == header.base + 1:
-            return any(
-                update.digest == header.digest and update.verdict is Verdict.ACCEPTED
-                for update in newest.updates
-            )
         return receipt is not None and receipt.verdict is Verdict.ACCEPTED

@@ -30,5 +30,10 @@ class Residual:
         left = sent - delivered if accepted else np.float32(self._decay) * sent
         self.vector = np.where(np.isfinite(left), left, np.float32(0)).astype(np.float32)
 
+    def change(self, delivered: Vector, accepted: bool) -> Vector:
+        """What to add when :meth:`settle` had taken an update for the opposite of what it is."""
+        change: Vector = np.float32(-self._decay if accepted else self._decay) * delivered
+        return change
+
     def clear(self) -> None:
         self.vector = np.zeros_like(self.vector)

@@ -108,7 +108,8 @@ class Worker:
             self.held[group] = version.base.digest
             if group in self.groups:
                 self._bases[group] = version.base
-                self.contributors[group].settle(version.manifest)
+                newest = version.manifest
+                self.contributors[group].settle({newest.version: newest} if newest else {})
                 left_over = self.contributors[group].left_over
             else:
                 version = version_of(group, self.copied[group])

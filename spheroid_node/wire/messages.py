@@ -215,6 +215,10 @@ class Manifest(Signed):
     def accepted(self) -> int:
         return sum(update.verdict is Verdict.ACCEPTED for update in self.updates)
 
+    def contains(self, digest: bytes) -> bool:
+        """Whether the update with this payload digest is in the version."""
+        return any(update.digest == digest and update.verdict is Verdict.ACCEPTED for update in self.updates)
+
 
 class ManifestMessage(Message):
     """Aggregator to each worker whose connection is still open, once the version is written."""

@@ -29,6 +29,10 @@ KEY = ephemeral_identity()
 CALM = {"worker-0": 0.0, "worker-2": 0.0}
 
 
+def line(manifest: Manifest) -> dict[int, Manifest]:
+    return {manifest.version: manifest}
+
+
 class Play:
     """Nodes that are only files and log events."""
 
@@ -118,7 +122,7 @@ def test_what_is_as_it_should_be_breaks_no_rule(play: Play) -> None:
         digest = play.keeps("worker-0", round, digest, float(round), update)
         play.follows("worker-0", round, digest)
         play.follows("worker-2", round, digest)
-        assert play.worker.settle(play.manifest("worker-0", round)) is True
+        assert play.worker.settle(line(play.manifest("worker-0", round))) is True
         play.saves(round)
     assert play.ends() == []
     assert play.watch.agree()
@@ -138,7 +142,7 @@ def test_a_lower_version_than_before(play: Play) -> None:
 def test_a_lower_version_after_a_restart_is_wrong_unless_the_disk_was_full(play: Play) -> None:
     for node in ("worker-0", "worker-2"):
         play.follows(node, 5, ZERO)
-    play.says("worker-0", "version.not_written", group=GROUP, version=5)
+    play.says("worker-0", "disk.not_written", what="versions")
     for node in ("worker-0", "worker-2"):
         play.says(node, "node.started", versions={GROUP: 4})
     assert [(item.rule, item.node) for item in play.watch.violations] == [("shrunk", "worker-2")]
@@ -201,7 +205,7 @@ def test_a_parameter_that_is_no_number(play: Play) -> None:
 
 def test_an_accepted_update_that_nobody_has(play: Play) -> None:
     play.hands_in(1)
-    play.worker.settle(None)
+    play.worker.settle({})
     play.worker.residual.clear()
     play.saves(2)
     play.follows("worker-0", 1, play.keeps("worker-0", 1, ZERO, 1.0))
@@ -211,7 +215,7 @@ def test_an_accepted_update_that_nobody_has(play: Play) -> None:
 
 def test_an_accepted_update_whose_version_lost_is_carried_on_by_its_worker(play: Play) -> None:
     play.hands_in(1)
-    play.worker.settle(None)
+    play.worker.settle({})
     play.hands_in(2, accepted=False)
     play.follows("worker-0", 1, play.keeps("worker-0", 1, ZERO, 1.0))
     play.look()
@@ -229,7 +233,7 @@ def test_an_update_that_is_still_open_is_not_lost(play: Play) -> None:
 def test_an_update_that_its_worker_says_is_too_old_is_not_lost(play: Play) -> None:
     play.hands_in(1)
     play.says("worker-0", "outbox.too_old", group=GROUP, rounds=11)
-    play.worker.settle(None)
+    play.worker.settle({})
     play.worker.residual.clear()
     play.saves(20)
     play.follows("worker-0", 1, play.keeps("worker-0", 1, ZERO, 1.0))
@@ -241,13 +245,13 @@ def test_an_update_that_its_worker_says_is_too_old_is_not_lost(play: Play) -> No
 def test_what_the_newest_version_seen_is_too_old_for_is_unknown(play: Play) -> None:
     """A version may be made after the last look: that it was not seen says nothing of its updates."""
     play.hands_in(1)
-    play.worker.settle(None)
+    play.worker.settle({})
     play.worker.residual.clear()
     play.saves(2)
     first = play.keeps("worker-0", 1, ZERO, 1.0)
     play.look()
     play.hands_in(2)
-    play.worker.settle(None)
+    play.worker.settle({})
     play.worker.residual.clear()
     play.saves(3)
     play.follows("worker-0", 1, first)
@@ -267,15 +271,25 @@ def test_an_update_in_two_versions(play: Play) -> None:
 def test_an_update_in_a_version_that_its_worker_sends_once_more(play: Play) -> None:
     update = play.hands_in(1)
     play.follows("worker-0", 1, play.keeps("worker-0", 1, ZERO, 1.0, update))
-    play.worker.settle(None)
+    play.worker.settle({})
     play.hands_in(2, accepted=False)
     assert play.ends() == ["twice"]
+
+
+def test_a_worker_that_finds_out_later_takes_back_what_it_carried_on(play: Play) -> None:
+    update = play.hands_in(1)
+    play.follows("worker-0", 1, play.keeps("worker-0", 1, ZERO, 1.0, update))
+    play.worker.settle({})
+    play.hands_in(2, accepted=False)
+    play.says("worker-0", "round.recounted", group=GROUP, update=update.header.digest.hex(), contained=True)
+    play.look()
+    assert play.ends() == []
 
 
 def test_an_update_that_is_only_in_a_version_that_lost(play: Play) -> None:
     update = play.hands_in(1)
     play.keeps("worker-2", 1, ZERO, 3.0, update)
-    assert play.worker.settle(play.manifest("worker-2", 1)) is True
+    assert play.worker.settle(line(play.manifest("worker-2", 1))) is True
     play.worker.residual.clear()
     play.saves(2)
     play.follows("worker-0", 1, play.keeps("worker-0", 1, ZERO, 1.0))

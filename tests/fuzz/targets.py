@@ -509,7 +509,7 @@ def stored(source: Source) -> None:
     again = Contributor(RUN, GROUP, ELEMENTS)
     Outbox(RUN, _folder()).restore(GROUP, again, 8)
     assert again.residual.vector.shape == (ELEMENTS,)
-    again.settle(None)
+    again.settle({})
 
 
 def _texts(metadata: dict[str, Any]) -> dict[str, str]:

@@ -128,7 +128,7 @@ async def test_of_an_aggregator_cut_off_from_some_and_its_successor_all_follow_t
         assert {(version.version, version.signer) for version in held} == {(1, first.id)}
         assert len({version.digest for version in held}) == 1
         # What the other version held is no part of it: it stays with its worker, and comes once.
-        assert contributor.settle(held[2].manifest) is False
+        assert contributor.settle(third.store.line(GROUP)) is False
         assert np.allclose(contributor.residual.vector, DECAY * _sent(lost), atol=1e-3)
 
 

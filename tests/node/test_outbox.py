@@ -60,7 +60,7 @@ def test_everything_comes_back(run: RunSpec, tmp_path: Path, answered: bool, com
     assert (one.submission, one.receipt) == (other.submission, other.receipt)
     assert submission == one.submission and (other.receipt is not None) is answered
     # What is restored can be settled and goes into the next update.
-    assert before.settle(None) == after.settle(None) is False
+    assert before.settle({}) == after.settle({}) is False
     np.testing.assert_array_equal(before.residual.vector, after.residual.vector)
     Outbox(run, tmp_path).save(GROUP, after, 8)
     assert Outbox(run, tmp_path).restore(GROUP, contributor(run), 8) is None

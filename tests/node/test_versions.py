@@ -9,6 +9,7 @@ from spheroid_node.model.initial import initial_vector
 from spheroid_node.net.identity import ephemeral_identity
 from spheroid_node.node.versions import Held, VersionStore
 from spheroid_node.run import RunSpec
+from spheroid_node.training.checkpoint import write_version
 from spheroid_node.wire.codes import Verdict
 from spheroid_node.wire.messages import Manifest, UpdateOutcome
 from spheroid_node.wire.tensors import Vector, chunk_hash, digest_of_hashes, vector_digest
@@ -18,9 +19,11 @@ KEY = ephemeral_identity().key
 
 
 def made(run: RunSpec, version: int, vector: Vector, *, signed_for: Vector | None = None) -> Held:
+    """On top of version 0 with ``version`` − 1 added to all of it, as most tests have them."""
+    before = vector_digest(initial_vector(run, GROUP) + (version - 1))
     outcome = UpdateOutcome(peer="12D3", digest=bytes(32), tokens=8, norm=1.5, verdict=Verdict.ACCEPTED)
     manifest = Manifest(
-        run=run.run_id, group=GROUP, round=version + 5, version=version, parent=bytes(32),
+        run=run.run_id, group=GROUP, round=version + 5, version=version, parent=before,
         digest=vector_digest(vector if signed_for is None else signed_for), elements=len(vector), rank=0,
         steps=10 * version, updates=[outcome],
     )  # fmt: skip
@@ -80,6 +83,36 @@ def test_a_version_of_a_fork_that_lost_makes_way(run: RunSpec, tmp_path: Path) -
             store.adopt(held)
         assert store.newest(GROUP).digest == better.digest
         assert VersionStore(run, lambda group: tmp_path / group).newest(GROUP).digest == better.digest
+
+
+def test_a_version_that_the_next_was_not_made_from_makes_way(run: RunSpec, tmp_path: Path) -> None:
+    store = VersionStore(run, lambda group: tmp_path / group)
+    vector = store.newest(GROUP).vector
+    store.adopt(made(run, 1, vector + 1))
+    store.adopt(made(run, 2, vector + 2.5))  # a fork: version 3 is made from another
+    held = [store.adopt(made(run, 3, vector + 3))]
+    assert held[0].version == 3
+    assert store.line(GROUP).keys() == {1, 3}
+    assert store.get(GROUP, 2) is None
+    assert len(list((tmp_path / GROUP).iterdir())) == 2
+    assert VersionStore(run, lambda group: tmp_path / group).line(GROUP).keys() == {1, 3}
+
+
+def test_what_is_not_linked_on_disk_is_not_taken_up(run: RunSpec, tmp_path: Path) -> None:
+    store = VersionStore(run, lambda group: tmp_path / group)
+    vector = store.newest(GROUP).vector
+    (tmp_path / GROUP).mkdir()
+    for held in (made(run, 1, vector + 1.5), made(run, 2, vector + 2)):
+        write_version(
+            tmp_path / f"{GROUP}/{held.version:08d}.safetensors",
+            run,
+            GROUP,
+            held.version,
+            held.vector,
+            held.sealed,
+        )
+    again = VersionStore(run, lambda group: tmp_path / group)
+    assert again.line(GROUP).keys() == {2}
 
 
 def test_a_damaged_file_is_passed_over(run: RunSpec, tmp_path: Path) -> None:

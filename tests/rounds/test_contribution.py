@@ -42,6 +42,10 @@ def manifest(digest: bytes, version: int = 5, verdict: Verdict = Verdict.ACCEPTE
     )  # fmt: skip
 
 
+def line(*manifests: Manifest | None) -> dict[int, Manifest]:
+    return {item.version: item for item in manifests if item is not None}
+
+
 def test_a_header_describes_its_payload(contributor: Contributor, run: RunSpec) -> None:
     submission = send(contributor)
     header = submission.header
@@ -55,9 +59,9 @@ def test_a_header_describes_its_payload(contributor: Contributor, run: RunSpec) 
 
 def test_a_contained_update_leaves_nothing(contributor: Contributor) -> None:
     submission = send(contributor)
-    assert contributor.settle(manifest(submission.header.digest)) is True
+    assert contributor.settle(line(manifest(submission.header.digest))) is True
     assert contributor.residual.vector.tolist() == [0.0, 0.0]
-    assert contributor.settle(manifest(submission.header.digest)) is None
+    assert contributor.settle(line(manifest(submission.header.digest))) is None
 
 
 @pytest.mark.parametrize(
@@ -72,14 +76,14 @@ def test_an_update_that_no_manifest_contains_goes_with_the_next(
     contributor: Contributor, newest: Manifest | None
 ) -> None:
     contributor.answered(receipt(send(contributor), Verdict.ACCEPTED))
-    assert contributor.settle(newest) is False
+    assert contributor.settle(line(newest)) is False
     later = send(contributor, ZERO, round=8)
     assert decode_vector(later.payload, "fp16").tolist() == [0.5, -1.0]
 
 
 def test_a_manifest_that_names_an_update_as_late_does_not_contain_it(contributor: Contributor) -> None:
     submission = send(contributor)
-    assert contributor.settle(manifest(submission.header.digest, verdict=Verdict.LATE)) is False
+    assert contributor.settle(line(manifest(submission.header.digest, verdict=Verdict.LATE))) is False
     assert contributor.residual.vector.tolist() == [0.5, -1.0]
 
 
@@ -88,7 +92,54 @@ def test_the_receipt_decides_where_a_version_was_missed(
     contributor: Contributor, verdict: Verdict, contained: bool
 ) -> None:
     contributor.answered(receipt(send(contributor), verdict))
-    assert contributor.settle(manifest(b"x" * 32, version=6)) is contained
+    assert contributor.settle(line(manifest(b"x" * 32, version=6))) is contained
+
+
+def test_a_manifest_that_was_missed_decides_where_somebody_still_has_it(contributor: Contributor) -> None:
+    submission = send(contributor)
+    contributor.answered(receipt(submission, Verdict.ACCEPTED))
+    assert contributor.versions_wanted == {5}
+    # Its aggregator died with it, and the version of the next one is two back by now.
+    assert contributor.settle(line(manifest(b"x" * 32), manifest(b"y" * 32, version=6))) is False
+
+
+@pytest.mark.parametrize("sent_meanwhile", [False, True])
+def test_what_a_version_holds_after_all_is_taken_back(contributor: Contributor, sent_meanwhile: bool) -> None:
+    submission = send(contributor)
+    assert contributor.settle({}) is False, "no version was announced in its round"
+    assert contributor.left_over.tolist() == [0.5, -1.0]
+    if sent_meanwhile:
+        send(contributor, ZERO, round=8)
+    late = line(manifest(submission.header.digest))
+    assert contributor.recount(late) == (submission.header.digest, True)
+    assert contributor.recount(late) is None, "once"
+    if sent_meanwhile:
+        assert contributor.settle(late) is False, "the version stands on another base"
+    assert contributor.left_over.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("sent_meanwhile", [False, True])
+def test_what_was_in_a_version_that_lost_is_carried_on(
+    contributor: Contributor, sent_meanwhile: bool
+) -> None:
+    submission = send(contributor)
+    assert contributor.settle(line(manifest(submission.header.digest))) is True
+    carried = [0.5, -1.0]
+    if sent_meanwhile:
+        send(contributor, UPDATE, round=8)
+        carried = [0.75, -1.5]  # half of both, as neither is in a version
+    assert contributor.recount(line(manifest(b"x" * 32))) == (submission.header.digest, False)
+    if sent_meanwhile:
+        contributor.settle(line(manifest(b"x" * 32)))
+    assert contributor.left_over.tolist() == carried
+
+
+def test_an_update_that_was_dropped_is_not_counted_again(contributor: Contributor) -> None:
+    submission = send(contributor)
+    contributor.answered(receipt(submission, Verdict.REFUSED, Reason.WORSE))
+    assert contributor.settle({}) is False
+    assert contributor.recount(line(manifest(submission.header.digest))) is None
+    assert contributor.left_over.tolist() == [0.0, 0.0]
 
 
 def test_training_begins_with_what_is_left_over_and_the_next_update_holds_it_once(
@@ -97,7 +148,7 @@ def test_training_begins_with_what_is_left_over_and_the_next_update_holds_it_onc
     version = np.array([10.0, 20.0], dtype=np.float32)
     assert contributor.left_over.tolist() == [0.0, 0.0]
     send(contributor)
-    contributor.settle(None)
+    contributor.settle({})
     begun = version + contributor.left_over
     assert begun.tolist() == [10.5, 19.0]
     trained = begun + np.float32(0.25)
@@ -109,7 +160,7 @@ def test_a_receipt_of_another_update_is_ignored(contributor: Contributor) -> Non
     first = send(contributor)
     send(contributor, UPDATE * 2, round=8)
     contributor.answered(receipt(first, Verdict.ACCEPTED))
-    assert contributor.settle(manifest(b"x" * 32, version=6)) is False
+    assert contributor.settle(line(manifest(b"x" * 32, version=6))) is False
 
 
 def test_an_update_still_open_at_the_next_round_was_not_taken(contributor: Contributor) -> None:
@@ -131,7 +182,7 @@ def test_a_refusal_that_would_come_again_drops_the_update(
     contributor: Contributor, reason: Reason, left: list[float]
 ) -> None:
     contributor.answered(receipt(send(contributor), Verdict.REFUSED, reason))
-    assert contributor.settle(None) is False
+    assert contributor.settle({}) is False
     assert contributor.residual.vector.tolist() == left
 
 
@@ -153,7 +204,7 @@ def deliver(contributor: Contributor, update: Vector) -> Vector:
     """Send an update into the next version; what arrived there."""
     submission = send(contributor, update)
     assert submission.header.dtype == "int8"
-    assert contributor.settle(manifest(submission.header.digest)) is True
+    assert contributor.settle(line(manifest(submission.header.digest))) is True
     return decode_vector(submission.payload, "int8")
 
 

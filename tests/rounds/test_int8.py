@@ -82,7 +82,7 @@ def test_a_round_of_two_workers(coarse: RunSpec) -> None:
     measured = sorted(update.norm for update in made.manifest.updates)
     assert measured == pytest.approx(sorted(float(np.linalg.norm(update)) for update in arrived))
     for contributor, update, delivered in zip(contributors, updates, arrived, strict=True):
-        assert contributor.settle(made.manifest) is True
+        assert contributor.settle({made.manifest.version: made.manifest}) is True
         np.testing.assert_array_equal(contributor.residual.vector, update - delivered)
         assert 0 < np.abs(contributor.residual.vector).max() <= np.abs(update).max() / 127 * 0.5001
 
