@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from spheroid_node.rounds.aggregation import Accumulator, PayloadFacts, PayloadMeter, next_version
 from spheroid_node.rounds.collection import LATE, Answer, Base, Collection
-from spheroid_node.rounds.robust import Keep, Sorter
+from spheroid_node.rounds.robust import Keep, LateClipper, Sorter
 from spheroid_node.run import RunSpec
 from spheroid_node.wire.codes import Reason, Verdict
 from spheroid_node.wire.messages import Manifest, Receipt, UpdateHeader
@@ -77,7 +77,7 @@ class Aggregator:
     ) -> None:
         self.collection = Collection(run, group, round, base, elements, expected)
         self._keep = keep
-        self._accumulator: Accumulator | Sorter | None = None
+        self._accumulator: Accumulator | Sorter | LateClipper | None = None
 
     def deliver(
         self, offer: Offer, facts: PayloadFacts, chunks: Iterable[bytes | memoryview], now: float
@@ -100,12 +100,14 @@ class Aggregator:
         weight, scale = self.collection.weight(offer.author), self.collection.scale(offer.author)
         self._accumulator.add(chunks, offer.header.dtype, weight, scale)
 
-    def _empty(self) -> Accumulator | Sorter:
+    def _empty(self) -> Accumulator | Sorter | LateClipper:
         rule, elements = self.collection.run.round, self.collection.elements
         if rule.aggregation == "median":
             return Sorter(elements, 0.5, self._keep)
         if rule.aggregation == "trimmed-mean":
             return Sorter(elements, rule.trim, self._keep)
+        if rule.aggregation == "clipped" and not any(self.collection.base.norms):
+            return LateClipper(elements, rule.clip_factor, self._keep)
         return Accumulator(elements)
 
     def close(

@@ -178,7 +178,7 @@ class Collection:
 
         The median is of the norms known before this one: those behind the base version and those accepted
         earlier in this round. So an outlier has no say in its own limit. It is 1 unless the rule is
-        ``clipped``.
+        ``clipped``, and where nothing is known: these updates are clipped at the end of their round.
         """
         norms = [*self.base.norms, *(self._entries[author].norm for author in self._accepted)]
         known = [value for value in norms if value > 0]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from io import BytesIO
+from math import sqrt
+from typing import IO
 
 import numpy as np
 import pytest
@@ -48,12 +51,12 @@ def send(desk: Desk, key: Ed25519PrivateKey, update: Submission, now: float = NO
 
 
 @pytest.mark.parametrize(
-    ("rule", "expected"), [("mean", 14.0), ("clipped", 3.0), ("trimmed-mean", 2.5), ("median", 2.5)]
+    ("rule", "expected"), [("mean", 14.0), ("clipped", 3.375), ("trimmed-mean", 2.5), ("median", 2.5)]
 )
 def test_the_rule_of_the_run_decides_what_an_outlier_is_worth(
     run: RunSpec, rule: str, expected: float
 ) -> None:
-    """After 1, 2 and 3 comes one of 50, whose limit is three times their median."""
+    """1, 2, 3 and one of 50, whose limit is three times the median of all, 2.5."""
     keys = [Ed25519PrivateKey.from_private_bytes(bytes([index + 1]) * 32) for index in range(4)]
     changed = run.model_copy(
         update={"round": run.round.model_copy(update={"aggregation": rule, "trim": 0.3})}
@@ -66,6 +69,22 @@ def test_the_rule_of_the_run_decides_what_an_outlier_is_worth(
     made = aggregator.close(VECTOR, rank=0)
     assert made is not None
     np.testing.assert_allclose(made.vector - VECTOR, expected, rtol=1e-5)
+
+
+def test_an_update_is_clipped_as_it_comes_where_norms_are_known(run: RunSpec) -> None:
+    changed = run.model_copy(update={"round": run.round.model_copy(update={"aggregation": "clipped"})})
+    base = replace(BASE, norms=(sqrt(3.0),) * 5)  # of updates of 1
+    aggregator = Aggregator(changed, "block-0", 7, base, 3, [peer_id_of_key(KEYS[0])], _nowhere)
+    desk = Desk(changed)
+    desk.open(aggregator)
+    assert send(desk, KEYS[0], submission(changed, 50.0))[1] == ACCEPTED
+    made = aggregator.close(VECTOR, rank=0)
+    assert made is not None
+    np.testing.assert_allclose(made.vector - VECTOR, 3.0, rtol=1e-5)
+
+
+def _nowhere() -> IO[bytes]:
+    raise AssertionError("nothing has to be kept")
 
 
 def test_a_round_ends_in_the_weighted_mean_and_its_manifest(run: RunSpec) -> None:

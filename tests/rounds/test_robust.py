@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spheroid_node.rounds.aggregation import Accumulator
-from spheroid_node.rounds.robust import Keep, Sorter
+from spheroid_node.rounds.robust import Keep, LateClipper, Sorter
 from spheroid_node.wire.tensors import (
     INT8_ELEMENTS,
     PART_ELEMENTS,
@@ -108,3 +108,27 @@ def test_what_is_no_update_leaves_no_trace() -> None:
         sorter.mean()
     with pytest.raises(ValueError, match="left out"):
         Sorter(4, 0.6, BytesIO)
+
+
+# --- clipped at the end ---------------------------------------------------------------------------
+
+
+def test_of_the_first_round_no_update_is_longer_than_a_multiple_of_the_median(tmp_path: Path) -> None:
+    clipper = LateClipper(4, 3.0, on_disk(tmp_path))
+    honest = np.array([0.0, 0.0, 3.0, 4.0], np.float32)  # of norm 5
+    for vector, weight in ((100 * honest, 2.0), (honest, 1.0), (-honest, 1.0), (0 * honest, 1.0)):
+        clipper.add(chunks(encode_vector(vector, "float32")), "float32", weight)
+    # Of three norms above 0 the median is 5: what was 500 long counts as 15, at its weight of 2 of 5.
+    np.testing.assert_allclose(clipper.mean(), honest * (2 * 3 + 1 - 1 + 0) / 5, rtol=1e-6)
+    with pytest.raises(ValueError, match="no updates"):
+        clipper.mean()
+
+
+def test_an_update_that_breaks_off_leaves_no_trace_in_the_clipper() -> None:
+    clipper, one = LateClipper(3, 3.0, BytesIO), np.ones(3, np.float32)
+    with pytest.raises(ValueError, match="update of 5 bytes"):
+        clipper.add([b"short"], "float32", 1.0)
+    with pytest.raises(ValueError, match="weight"):
+        clipper.add(chunks(encode_vector(one, "float32")), "float32", 0.0)
+    clipper.add(chunks(encode_vector(one, "float32")), "float32", 1.0)
+    assert clipper.mean().tolist() == [1.0, 1.0, 1.0]
