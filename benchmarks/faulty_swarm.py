@@ -7,12 +7,11 @@ many descriptors they have open. A process is whole when it looks like that agai
 from __future__ import annotations
 
 import asyncio
-import os
 import random
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ import psutil
 
 from benchmarks.local_swarm import Journal, LocalSwarm
 from benchmarks.wan import Wan
+from benchmarks.wrong_clock import wrong_clock
 from spheroid_node.cli.demo.processes import Child, Children
 from spheroid_node.config import LOOPBACK
 from spheroid_node.net.ports import free_port
@@ -39,7 +39,6 @@ SPARE_DESCRIPTORS = 48
 """Open files beyond those of calm days that are no leak: connections under way, and those others keep."""
 CALM_SAMPLES = 8
 POLL_SECONDS = 0.25
-CLOCK = Path(__file__).parent / "clock"
 
 
 def small_run(name: str, seed: int, data: str = "wikitext-2") -> RunSpec:
@@ -130,7 +129,7 @@ class FaultySwarm:
     def start_worker(self, name: str, clock: float = 0.0) -> None:
         """``clock``: seconds by which its clock is wrong."""
         more = [word for address in list(self.bootstraps.values())[1:] for word in ("--peer", address)]
-        with _clock(clock):
+        with wrong_clock(self.folder / f"{name}.clock", clock) if clock else nullcontext():
             arguments = (*self._text, *self._ports[name], *more)
             self.children[name] = self.swarm.join(self.block(name), name, arguments)
 
@@ -273,22 +272,6 @@ def _unmount(folder: Path) -> None:
     for mounted in folder.iterdir():
         if mounted.is_mount():
             subprocess.run(["umount", "-l", str(mounted)], capture_output=True)
-
-
-@contextmanager
-def _clock(offset: float) -> Iterator[None]:
-    """What is started here has a clock that is wrong by ``offset`` seconds."""
-    names = ("PYTHONPATH", "CLOCK_OFFSET")
-    before = {name: os.environ.get(name) for name in names}
-    if offset:
-        path = os.pathsep.join(filter(None, [str(CLOCK), before["PYTHONPATH"]]))
-        os.environ |= {"PYTHONPATH": path, "CLOCK_OFFSET": str(offset)}
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            os.environ |= {} if value is None else {name: value}
 
 
 # --- what the system says of processes ------------------------------------------------------------

@@ -1,18 +1,19 @@
-"""A wrong clock for one process and what it starts: ``CLOCK_OFFSET`` seconds are added to ``time.time``.
+"""A wrong clock for one process and what it starts: ``time.time`` is off by the seconds in a file.
 
+The file is named by WRONG_CLOCK in the environment.
 Python imports a module of this name by itself when its folder is in PYTHONPATH, before anything has taken
 ``time.time`` for a clock of its own, as hivemind does. The log keeps the right time: it asks ``datetime``.
 """
 
 import os
 import time
+from pathlib import Path
 
-_offset, _right = float(os.environ.get("CLOCK_OFFSET", "0")), time.time
+_file, _right = Path(os.environ["WRONG_CLOCK"]), time.time
 
 
 def _wrong() -> float:
-    return _right() + _offset
+    return _right() + float(_file.read_text())
 
 
-if _offset:
-    time.time = _wrong
+time.time = _wrong

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.wrong_clock import set_clock, wrong_clock
 from spheroid_node.cli.demo.processes import Children
 from spheroid_node.wire.records import NODE_TTL
 
@@ -43,20 +44,12 @@ class Guest:
 
     def __init__(self, swarm: Swarm, name: str, clock: float = 0.0) -> None:
         self.clock = swarm.folder / f"{name}.clock"
-        self.set_clock(clock)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("TEST_CLOCK", str(self.clock))
-            path = os.pathsep.join(
-                filter(None, [str(Path(__file__).with_name("clock")), os.environ.get("PYTHONPATH")])
-            )
-            patch.setenv("PYTHONPATH", path)
+        with wrong_clock(self.clock, clock):
             self.node = swarm.join(0, name)
         swarm.nodes.remove(self.node)
 
     def set_clock(self, seconds: float) -> None:
-        temporary = self.clock.with_suffix(".tmp")
-        temporary.write_text(str(seconds))
-        temporary.replace(self.clock)
+        set_clock(self.clock, seconds)
 
     def __enter__(self) -> Guest:
         return self
