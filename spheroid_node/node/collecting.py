@@ -288,11 +288,11 @@ class Collector:
             collection.close()
             return
         assert base is not None
-        made = await asyncio.to_thread(aggregator.close, base.vector, rank)
+        made = await asyncio.to_thread(aggregator.close, base.payload, rank)
         if made is None:
             return
         sealed = made.manifest.seal(self._client.identity.key)
-        held = await asyncio.to_thread(Held.of, group, made.manifest.version, made.vector, sealed)
+        held = await asyncio.to_thread(Held.of, group, made.manifest.version, made.payload, sealed)
         if await asyncio.to_thread(self._store.adopt, held) is not held:
             return
         self.led += 1

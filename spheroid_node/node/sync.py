@@ -12,7 +12,6 @@ import numpy as np
 import structlog
 
 from spheroid_node.errors import TransferFailed
-from spheroid_node.model.initial import initial_vector
 from spheroid_node.model.parameters import elements
 from spheroid_node.net.links import LinkFailed
 from spheroid_node.net.partial import Partial
@@ -21,6 +20,7 @@ from spheroid_node.node.access import Client
 from spheroid_node.node.clock import sleep_until
 from spheroid_node.node.versions import Held, VersionStore, is_better
 from spheroid_node.rounds.forks import is_plausible
+from spheroid_node.rounds.outer import payload_elements
 from spheroid_node.rounds.slots import Slots
 from spheroid_node.wire.codes import ErrorCode, WireError
 from spheroid_node.wire.messages import HopAddress, Listing, Manifest, Want
@@ -131,7 +131,7 @@ class Synchroniser:
     async def _fetch_older(self, group: str, version: int, digest: bytes) -> Held | None:
         """A version from any node that has it beside a newer one; None where there is none."""
         if version == 0:
-            held = await asyncio.to_thread(Held.of, group, 0, initial_vector(self._client.run, group))
+            held = await asyncio.to_thread(Held.initial, self._client.run, group)
             self._store.add(held)
             return held
         nodes = await self.nodes()
@@ -193,24 +193,25 @@ class Synchroniser:
             return held
 
     async def _payload(self, holders: list[HopAddress], manifest: Manifest, sealed: bytes) -> Held:
-        payload, _ = await fetch_version(
+        data, _ = await fetch_version(
             holders,
             manifest.group,
             manifest.version,
             manifest.digest,
-            4 * manifest.elements,
+            4 * payload_elements(self._client.run.training, manifest.elements),
             lambda address: self._client.dial(address, "transfer"),
             partial=await self._partial(manifest),
         )
-        vector = decode_vector(payload, "float32")
-        vector.setflags(write=False)
-        if not np.isfinite(vector).all():
+        payload = decode_vector(data, "float32")
+        payload.setflags(write=False)
+        if not np.isfinite(payload).all():
             raise ValueError("its parameters are not finite")
-        return await asyncio.to_thread(Held.of, manifest.group, manifest.version, vector, sealed)
+        return await asyncio.to_thread(Held.of, manifest.group, manifest.version, payload, sealed)
 
     async def _partial(self, manifest: Manifest) -> Partial:
         """What earlier attempts at this version have brought; what they brought of another one goes."""
-        group, size = manifest.group, 4 * manifest.elements
+        group = manifest.group
+        size = 4 * payload_elements(self._client.run.training, manifest.elements)
         kept = self._partials.get(group)
         if kept is None or (kept.digest, len(kept.payload)) != (manifest.digest, size):
             if kept is not None:

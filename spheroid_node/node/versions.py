@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import structlog
@@ -14,6 +14,7 @@ from spheroid_node.errors import CheckpointInvalid, RunMismatch
 from spheroid_node.model.initial import initial_vector
 from spheroid_node.node.disk import Disk
 from spheroid_node.rounds.forks import choose
+from spheroid_node.rounds.outer import first_payload
 from spheroid_node.run import RunSpec
 from spheroid_node.training.checkpoint import read_version, write_version
 from spheroid_node.wire.codes import Verdict, WireError
@@ -36,25 +37,45 @@ class Held:
 
     group: str
     version: int
-    vector: Vector
+    payload: Vector
+    """All that travels (rounds/outer.py): the parameters, and what the next outer step needs beside them."""
+    elements: int
+    """Of the parameters."""
     hashes: tuple[bytes, ...]
     digest: bytes
+    """Of the payload."""
     sealed: bytes
     manifest: Manifest | None
     signer: str = ""
     """The aggregator that made it."""
 
     @classmethod
-    def of(cls, group: str, version: int, vector: Vector, sealed: bytes = b"") -> Held:
-        """Raises :class:`WireError` if ``sealed`` is not a manifest of this group, version and digest."""
-        hashes = tuple(chunk_hash(chunk) for chunk in chunks(vector_bytes(vector)))
+    def of(cls, group: str, version: int, payload: Vector, sealed: bytes = b"") -> Held:
+        """Raises :class:`ValueError` if ``sealed`` is not the manifest of this version, :class:`WireError` if
+        it is none at all.
+        """
+        hashes = tuple(chunk_hash(chunk) for chunk in chunks(vector_bytes(payload)))
         signer, manifest = Manifest.unseal(sealed) if sealed else ("", None)
-        held = cls(group, version, vector, hashes, digest_of_hashes(hashes), sealed, manifest, signer)
+        elements = manifest.elements if manifest else len(payload)
+        digest = digest_of_hashes(hashes)
+        held = cls(group, version, payload, elements, hashes, digest, sealed, manifest, signer)
         if (manifest is None) != (version == 0) or (
             manifest and (manifest.group, manifest.version, manifest.digest) != (group, version, held.digest)
         ):
             raise ValueError(f"version {version} of {group} does not match its manifest")
         return held
+
+    @classmethod
+    def initial(cls, run: RunSpec, group: str) -> Held:
+        """Version 0, which everyone makes from the run's seed."""
+        vector = initial_vector(run, group)
+        held = cls.of(group, 0, first_payload(run.training, vector))
+        return replace(held, elements=len(vector))
+
+    @property
+    def vector(self) -> Vector:
+        """The parameters: float32 [elements]."""
+        return self.payload[: self.elements]
 
     @property
     def steps(self) -> int:
@@ -96,7 +117,7 @@ class VersionStore:
         if group not in self._held:
             self._held[group] = {held.version: held for held in self._from_disk(group)}
         if not self._held[group]:
-            self._held[group][0] = Held.of(group, 0, initial_vector(self._run, group))
+            self._held[group][0] = Held.initial(self._run, group)
         versions = self._held[group]
         return versions[max(versions)]
 
@@ -153,7 +174,7 @@ class VersionStore:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             path = _file(folder, held.version)
-            write_version(path, self._run, held.group, held.version, held.vector, held.sealed)
+            write_version(path, self._run, held.group, held.version, held.payload, held.sealed)
         except OSError as error:
             self.unwritten.add(held.group)
             self.disk.failed("versions", error)
@@ -187,7 +208,7 @@ class VersionStore:
         return Listing(
             group=group,
             version=held.version,
-            size=held.vector.nbytes,
+            size=held.payload.nbytes,
             hashes=b"".join(held.hashes),
             manifest=held.sealed,
         )
@@ -197,7 +218,7 @@ class VersionStore:
         held = self.get(group, version) if group in self._held else None
         if held is None or index >= len(held.hashes):
             return None
-        return bytes(vector_bytes(held.vector)[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES])
+        return bytes(vector_bytes(held.payload)[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES])
 
     def _from_disk(self, group: str) -> list[Held]:
         folder = self._folder(group)
@@ -205,7 +226,7 @@ class VersionStore:
         for path in sorted(folder.glob("*.safetensors")) if folder is not None else ():
             try:
                 stored = read_version(path, self._run, group)
-                held.append(Held.of(group, stored.version, stored.vector, stored.manifest))
+                held.append(Held.of(group, stored.version, stored.payload, stored.manifest))
             except (CheckpointInvalid, RunMismatch, WireError, ValueError) as error:
                 log.warning("version.unreadable", path=str(path), cause=str(error))
         return linked(held)[-self._run.kept_versions :]

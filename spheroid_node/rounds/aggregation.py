@@ -160,12 +160,3 @@ class Accumulator:
         mean /= np.float32(self._weight)
         self._weight = 0.0
         return mean
-
-
-def next_version(base: Vector, mean_update: Vector) -> Vector:
-    """Outer step ``average``: the mean update is added to the version it was trained from.
-
-    The version takes the place of ``mean_update`` in memory.
-    """
-    mean_update += base
-    return mean_update

@@ -8,16 +8,17 @@ The network's part is only to carry envelopes and chunks, and to sign receipts a
     answer = desk.deliver(offer, meter.facts(), chunks_of_the_spool_file, now)
     receipt = offer.receipt(answer).seal(key)
     … until aggregator.collection.is_over(now) …
-    version = aggregator.close(base_vector, rank)        # None: the version stands
+    version = aggregator.close(base_payload, rank)       # None: the version stands
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from spheroid_node.rounds.aggregation import Accumulator, PayloadFacts, PayloadMeter, next_version
+from spheroid_node.rounds.aggregation import Accumulator, PayloadFacts, PayloadMeter
 from spheroid_node.rounds.collection import LATE, Answer, Base, Collection
+from spheroid_node.rounds.outer import next_payload
 from spheroid_node.rounds.robust import Keep, LateClipper, Sorter
 from spheroid_node.run import RunSpec
 from spheroid_node.wire.codes import Reason, Verdict
@@ -52,10 +53,15 @@ class Offer:
 
 @dataclass(frozen=True)
 class NewVersion:
-    """The parameters that a round made, and their description, still to be sealed."""
+    """The payload that a round made (rounds/outer.py), and its description, still to be sealed."""
 
-    vector: Vector
+    payload: Vector
     manifest: Manifest
+
+    @property
+    def vector(self) -> Vector:
+        """Its parameters alone."""
+        return self.payload[: self.manifest.elements]
 
 
 class Aggregator:
@@ -110,21 +116,13 @@ class Aggregator:
             return LateClipper(elements, rule.clip_factor, self._keep)
         return Accumulator(elements)
 
-    def close(
-        self,
-        base_vector: Vector,
-        rank: int,
-        step: Callable[[Vector, Vector], Vector] = next_version,
-    ) -> NewVersion | None:
-        """End the round; ``rank`` is this peer's place in the ranking. None if nothing was accepted.
-
-        ``step`` makes the next version of the base and the mean update; nodes know ``average`` alone.
-        """
+    def close(self, base_payload: Vector, rank: int) -> NewVersion | None:
+        """End the round; ``rank`` is this peer's place in the ranking. None if nothing was accepted."""
         collection = self.collection
         collection.close()
         if self._accumulator is None or not collection.accepted():
             return None
-        vector = step(base_vector, self._accumulator.mean())
+        payload = next_payload(collection.run.training, base_payload, self._accumulator.mean())
         self._accumulator = None
         manifest = Manifest(
             run=collection.run_id,
@@ -132,13 +130,13 @@ class Aggregator:
             round=collection.round,
             version=collection.base.version + 1,
             parent=collection.base.digest,
-            digest=vector_digest(vector),
+            digest=vector_digest(payload),
             elements=collection.elements,
             rank=rank,
             steps=collection.steps(),
             updates=collection.outcomes(),
         )
-        return NewVersion(vector, manifest)
+        return NewVersion(payload, manifest)
 
 
 class Desk:

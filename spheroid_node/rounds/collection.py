@@ -36,9 +36,9 @@ class Base:
     norms: tuple[float, ...] = ()
 
     @classmethod
-    def initial(cls, vector: Vector) -> Base:
-        """Version 0, whose parameters follow from the run's seed."""
-        return cls(0, vector_digest(vector))
+    def initial(cls, payload: Vector) -> Base:
+        """Version 0, which follows from the run's seed."""
+        return cls(0, vector_digest(payload))
 
     @classmethod
     def of(cls, manifest: Manifest) -> Base:

@@ -19,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from spheroid_node.model.composed import Hop
+from spheroid_node.rounds.outer import payload_elements
 from spheroid_node.run import INTERFACE_GROUP, RunSpec
 from spheroid_node.simulate.methods import Method
 from spheroid_node.training.frozen import frozen_hop
@@ -41,7 +42,8 @@ class WorkerCost:
     sent_bytes: float
     """Its updates of a round, compressed. What it leads it does not send."""
     received_bytes: float
-    """The new versions of a round, float32: of its groups and of the blocks it copies, from any holder."""
+    """The new versions of a round, float32: of its groups and of the blocks it copies, from any holder; with
+    DiLoCo's momentum, which the next leader needs."""
     leader_bytes: float
     """What leading its groups adds in a round for each other worker of them: updates in, versions out."""
     leader_state_bytes: float
@@ -102,7 +104,7 @@ def _worker_cost(played: RunSpec, method: Method, block: int, device_kind: Devic
     needs, moved = plan(played, block, device_kind), traffic(played, block)
     forward, backward = own_flops(played, block)
     sizes = [group_elements(played, group) for group in played.worker_groups(block)]
-    versions = sum(encoded_size(size, "float32") for size in sizes)
+    travelling = sum(encoded_size(payload_elements(played.training, size), "float32") for size in sizes)
     linked = 0 if method.alone else 1
     return WorkerCost(
         parameters=sum(sizes),
@@ -111,8 +113,8 @@ def _worker_cost(played: RunSpec, method: Method, block: int, device_kind: Devic
         activation_bytes=needs.activations,
         sent_bytes=linked * moved.update,
         received_bytes=linked * moved.versions,
-        leader_bytes=linked * (moved.update + versions),
-        leader_state_bytes=linked * versions * (2 if method.outer == "nesterov" else 1),
+        leader_bytes=linked * (moved.update + travelling),
+        leader_state_bytes=linked * travelling,
         forward_flops=forward,
         backward_flops=backward,
         upstream_flops=upstream_flops(played, block),

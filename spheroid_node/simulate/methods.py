@@ -24,20 +24,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
-
-import numpy as np
 
 from spheroid_node.run import RunSpec
 from spheroid_node.training.plan import end_to_end
-from spheroid_node.wire.tensors import Vector
 
 LOCAL_SGD_ROUNDS = 8
 """Local SGD averages this many times as often as FedAvg and DiLoCo, or more where that does not divide."""
-
-OUTER_RATE = 0.7
-OUTER_MOMENTUM = 0.9
-"""DiLoCo's outer step, as its paper found them best."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +42,6 @@ class Method:
     """The run that is played in place of the given one."""
     alone: bool = False
     """One worker trains, and nothing is sent."""
-    outer: Literal["average", "nesterov"] = "average"
-    """What is made of the mean update: it is added to the version before, or handed to :class:`Nesterov`."""
     keeps_moments: bool = True
     """Whether AdamW's moments outlive a round; if not, every round begins with none."""
 
@@ -77,25 +67,6 @@ class Method:
             "decay_steps": max(1, round(run.training.decay_steps * share)) if run.training.decay_steps else 0,
         }
         return played.model_copy(update={"training": played.training.model_copy(update=steps)})
-
-
-class Nesterov:
-    """DiLoCo's outer optimiser for one group: SGD with Nesterov momentum; the gradient is −(mean update).
-
-    Douillard et al. 2023, arXiv 2311.08105, algorithm 1, with momentum in the form that torch.optim.SGD has:
-    v ← μ·v + Δ, θ ← θ + η·(Δ + μ·v) for the mean update Δ.
-    """
-
-    def __init__(self, elements: int, rate: float = OUTER_RATE, momentum: float = OUTER_MOMENTUM) -> None:
-        self._rate, self._momentum = rate, momentum
-        self._velocity: Vector = np.zeros(elements, dtype=np.float32)
-
-    def step(self, base: Vector, mean_update: Vector) -> Vector:
-        """The version after ``base``: float32 [elements]."""
-        self._velocity = mean_update + self._momentum * self._velocity
-        outer = mean_update + self._momentum * self._velocity
-        version: Vector = (base + self._rate * outer).astype(np.float32, copy=False)
-        return version
 
 
 def tokens_a_round(method: Method, run: RunSpec, workers: int) -> int:
@@ -147,18 +118,22 @@ def _full_depth(run: RunSpec) -> RunSpec:
     return _slower(_replica(run), run.model.blocks)
 
 
+def _with_momentum(run: RunSpec) -> RunSpec:
+    """Full replicas with DiLoCo's outer step; rate and momentum are the run's."""
+    return _with_training(_full_depth(run), outer="nesterov")
+
+
 def _averaged_often(run: RunSpec) -> RunSpec:
     """A full replica whose rounds have a divisor of ``local_steps``, so that FedAvg's hold whole ones."""
     full, steps = _full_depth(run), run.training.local_steps
     most = max(1, steps // LOCAL_SGD_ROUNDS)
     fewer = max(divisor for divisor in range(1, most + 1) if not steps % divisor)
-    shorter = full.model_copy(update={"training": full.training.model_copy(update={"local_steps": fewer})})
-    return _slower(shorter, fewer / steps)
+    return _slower(_with_training(full, local_steps=fewer), fewer / steps)
 
 
 def _replica(run: RunSpec) -> RunSpec:
     """The plain model of all of ``run``'s layers; updates are averaged as in the papers, none is clipped."""
-    return _with_round(end_to_end(run), aggregation="mean")
+    return _with_training(_with_round(end_to_end(run), aggregation="mean"), outer="average")
 
 
 def _alone(run: RunSpec) -> RunSpec:
@@ -169,6 +144,10 @@ def _alone(run: RunSpec) -> RunSpec:
 def _slower(run: RunSpec, factor: float) -> RunSpec:
     """Rounds ``factor`` times as long, settling part and all."""
     return _with_round(run, period=run.round.period * factor, settle=run.round.settle * factor)
+
+
+def _with_training(run: RunSpec, **changes: object) -> RunSpec:
+    return run.model_copy(update={"training": run.training.model_copy(update=changes)})
 
 
 def _with_round(run: RunSpec, **changes: object) -> RunSpec:
@@ -214,8 +193,7 @@ METHODS: dict[str, Method] = {
         Method(
             "diloco",
             "full replicas, local_steps of AdamW each, then a step of Nesterov with the mean update",
-            run_of=_full_depth,
-            outer="nesterov",
+            run_of=_with_momentum,
         ),
     )
 }

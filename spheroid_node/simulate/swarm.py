@@ -13,17 +13,18 @@ from spheroid_node.model.composed import ComposedModel
 from spheroid_node.model.initial import initial_vector
 from spheroid_node.model.parameters import elements, group_module, unflatten_
 from spheroid_node.model.randomness import stream
-from spheroid_node.rounds.aggregation import PayloadFacts, next_version
+from spheroid_node.rounds.aggregation import PayloadFacts
 from spheroid_node.rounds.aggregator import Aggregator, NewVersion, Offer
 from spheroid_node.rounds.collection import Answer, Base
 from spheroid_node.rounds.election import ranking
 from spheroid_node.rounds.forks import choose, is_plausible
+from spheroid_node.rounds.outer import first_payload, payload_elements
 from spheroid_node.rounds.slots import Slots
 from spheroid_node.run import INTERFACE_GROUP, ModelSpec, RoundSpec, RunSpec, TrainingSpec
 from spheroid_node.simulate import dry
 from spheroid_node.simulate.clock import Clock
 from spheroid_node.simulate.hostile import forged
-from spheroid_node.simulate.methods import BLOCKTRAIN, Method, Nesterov
+from spheroid_node.simulate.methods import BLOCKTRAIN, Method
 from spheroid_node.simulate.regime import LOCKSTEP, Regime
 from spheroid_node.simulate.worker import Learner, Version, Worker
 from spheroid_node.training.evaluation import Evaluation, from_noise
@@ -31,7 +32,7 @@ from spheroid_node.training.local import LocalTrainer, NonFiniteLoss, TrainOutco
 from spheroid_node.training.text import Text, held_out_windows
 from spheroid_node.wire.codes import Verdict
 from spheroid_node.wire.messages import Manifest
-from spheroid_node.wire.tensors import chunks, digest_of_hashes, encoded_size
+from spheroid_node.wire.tensors import chunks, digest_of_hashes, encoded_size, vector_digest
 
 EVALUATION_WINDOWS = 32
 
@@ -109,8 +110,7 @@ class Swarm:
         self._attacks = attacks or {}
         self._overlap = overlap
         self.slots = Slots.of(run.round)
-        vectors = {group: initial_vector(run, group) if text else dry.vector() for group in run.groups}
-        self.versions = {group: Version(vector, Base.initial(vector)) for group, vector in vectors.items()}
+        self.versions = {group: self._initial(group) for group in run.groups}
         self._past = {
             group: deque([version], maxlen=run.kept_versions) for group, version in self.versions.items()
         }
@@ -120,10 +120,6 @@ class Swarm:
         self._by_peer = {worker.peer: worker for worker in self.workers}
         self._peers = {
             group: [worker.peer for worker in self.workers if group in worker.groups] for group in run.groups
-        }
-        self._outer = {
-            group: Nesterov(len(vector)).step if method.outer == "nesterov" else next_version
-            for group, vector in vectors.items()
         }
         self.chosen: dict[str, tuple[str, Manifest]] = {}
         self.tokens = [0] * run.model.blocks
@@ -179,7 +175,7 @@ class Swarm:
 
     def digest(self) -> str:
         """Names the parameters of all groups: equal digests, equal models."""
-        return digest_of_hashes(self.versions[group].base.digest for group in self.run.groups).hex()
+        return digest_of_hashes(vector_digest(self.versions[group].vector) for group in self.run.groups).hex()
 
     # --- a slot -----------------------------------------------------------------------------------
 
@@ -232,7 +228,7 @@ class Swarm:
         """Send a worker what it has not got; returns the bytes it took. Who made a version sends it."""
         total = 0
         for group in worker.outdated(self.version):
-            size = encoded_size(self._elements[group], "float32")
+            size = encoded_size(payload_elements(self.run.training, self._elements[group]), "float32")
             self._move(size, self._by_peer[self.chosen[group][0]], worker)
             total += size
         return total
@@ -311,7 +307,7 @@ class Swarm:
         rank, leader = self._leaders[group, round]
         aggregator = leader.desk.aggregator(group)
         assert aggregator is not None
-        made = aggregator.close(self.versions[group].vector, rank, self._outer[group])
+        made = aggregator.close(self.versions[group].payload, rank)
         if made is not None:
             self._announce(leader, made)
 
@@ -324,11 +320,16 @@ class Swarm:
         best = choose([*known, (signer, manifest)])
         if best == (signer, manifest):
             self.chosen[group] = best
-            self.versions[group] = Version(made.vector, Base.of(manifest), manifest)
+            self.versions[group] = Version(made.vector, made.payload, Base.of(manifest), manifest)
             self._past[group].append(self.versions[group])
             leader.held[group] = manifest.digest
 
     # --- who and how well -------------------------------------------------------------------------
+
+    def _initial(self, group: str) -> Version:
+        vector = initial_vector(self.run, group) if self.text else dry.vector()
+        payload = first_payload(self.run.training, vector)
+        return Version(vector, payload, Base.initial(payload))
 
     def _worker(self, index: int, block: int) -> Worker:
         learner: Learner

@@ -50,9 +50,11 @@ class Learner(Protocol):
 
 @dataclass(frozen=True)
 class Version:
-    """A group's parameters; ``manifest`` is None for version 0."""
+    """A group's parameters and what travels with them; ``manifest`` is None for version 0."""
 
     vector: Vector
+    payload: Vector
+    """See rounds/outer.py."""
     base: Base
     manifest: Manifest | None = None
 

@@ -23,7 +23,8 @@ from safetensors.numpy import save as to_safetensors
 
 from spheroid_node.errors import CheckpointInvalid, ModelInvalid, OutputUnwritable, RunMismatch
 from spheroid_node.model.initial import initial_vector
-from spheroid_node.model.parameters import named_tensors, vector_of
+from spheroid_node.model.parameters import elements, named_tensors, vector_of
+from spheroid_node.rounds.outer import payload_elements
 from spheroid_node.run import INTERFACE_GROUP, RunSpec, block_group
 from spheroid_node.training.card import BY_A_SWARM, model_card
 from spheroid_node.wire.tensors import Vector, vector_digest
@@ -32,29 +33,36 @@ MODEL_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
 CARD_FILE = "README.md"
 CHECKSUM = "checksum"
+MOMENTUM = "momentum:"
+"""Before the names of the parameters that a version's momentum belongs to."""
 
 
 @dataclass(frozen=True)
 class StoredVersion:
-    """A version of a group as it was stored: float32 [elements], and its signed manifest (maybe empty)."""
+    """A version of a group as it was stored, and its signed manifest (maybe empty)."""
 
     version: int
-    vector: Vector
+    payload: Vector
+    """Parameters and, where the run's outer step has one, momentum (rounds/outer.py)."""
     manifest: bytes
 
 
 def write_version(
-    path: Path, run: RunSpec, group: str, version: int, vector: Vector, manifest: bytes = b""
+    path: Path, run: RunSpec, group: str, version: int, payload: Vector, manifest: bytes = b""
 ) -> None:
     """Store a version of a group. Raises :class:`OSError`, and then nothing has changed on disk."""
+    parameters, momentum = np.split(payload, [elements(run, group)])
+    tensors = named_tensors(run, group, parameters)
+    if len(momentum):
+        tensors |= {MOMENTUM + name: tensor for name, tensor in named_tensors(run, group, momentum).items()}
     metadata = {
         "run": run.run_id,
         "group": group,
         "version": str(version),
-        "digest": vector_digest(vector).hex(),
+        "digest": vector_digest(payload).hex(),
         "manifest": manifest.hex(),
     }
-    write_tensors(path, named_tensors(run, group, vector), metadata)
+    write_tensors(path, tensors, metadata)
 
 
 def read_version(path: Path, run: RunSpec, group: str) -> StoredVersion:
@@ -70,7 +78,12 @@ def read_version(path: Path, run: RunSpec, group: str) -> StoredVersion:
         raise CheckpointInvalid(str(path), f"it holds {metadata.get('group')}, not {group}")
     try:
         version, manifest = int(metadata["version"]), bytes.fromhex(metadata["manifest"])
-        return StoredVersion(version, vector_of(run, group, tensors), manifest)
+        payload = vector_of(run, group, tensors)
+        if payload_elements(run.training, len(payload)) > len(payload):
+            names = [name for name in tensors if name.startswith(MOMENTUM)]
+            momentum = {name.removeprefix(MOMENTUM): tensors[name] for name in names}
+            payload = np.concatenate([payload, vector_of(run, group, momentum)])
+        return StoredVersion(version, payload, manifest)
     except (KeyError, ValueError) as error:
         raise CheckpointInvalid(str(path), str(error)) from error
 

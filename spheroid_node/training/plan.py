@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from spheroid_node.model.composed import Hop
 from spheroid_node.model.parameters import elements
+from spheroid_node.rounds.outer import payload_elements
 from spheroid_node.run import INTERFACE_GROUP, RunSpec, block_group
 from spheroid_node.training.frozen import FrozenBlock, bytes_of, frozen_hop, half_dtype
 from spheroid_node.training.loss import Draw, Noise, block_loss, upstream_hidden
@@ -82,7 +83,8 @@ class Traffic:
     update: int
     """Sent: the updates of the block and of the interface, compressed."""
     versions: int
-    """Fetched: the new versions of what it trains and of the blocks that it has copies of, float32."""
+    """Fetched: the new versions of what it trains and of the blocks that it has copies of, float32; where the
+    outer step has momentum, that too."""
 
 
 def plan(run: RunSpec, block: int, device_kind: DeviceKind = "cuda", mixed: bool | None = None) -> Needs:
@@ -143,7 +145,7 @@ def traffic(run: RunSpec, block: int, compression: str | None = None) -> Traffic
     copied = _sum_of_blocks(partial(group_elements, run), tuple(run.copied_groups(block)))
     return Traffic(
         update=sum(encoded_size(size, compression or run.round.compression) for size in trained),
-        versions=encoded_size(sum(trained) + copied, "float32"),
+        versions=encoded_size(payload_elements(run.training, sum(trained) + copied), "float32"),
     )
 
 

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spheroid_node.rounds.aggregation import Accumulator, PayloadMeter, next_version, payload_facts
+from spheroid_node.rounds.aggregation import Accumulator, PayloadMeter, payload_facts
+from spheroid_node.rounds.outer import next_payload
+from spheroid_node.run import TrainingSpec
 from spheroid_node.wire.codes import WireError
 from spheroid_node.wire.tensors import (
     CHUNK_BYTES,
@@ -107,7 +109,7 @@ def test_a_round_needs_room_for_the_parameters_and_one_update(dtype: str) -> Non
         for _ in range(3):
             payload_facts(chunks(payload), dtype)
             accumulator.add(chunks(payload), dtype, 3)
-        vector_digest(next_version(base, accumulator.mean()))
+        vector_digest(next_payload(TrainingSpec(), base, accumulator.mean()))
         peak = tracemalloc.get_traced_memory()[1] - before
     finally:
         tracemalloc.stop()
@@ -137,14 +139,6 @@ def test_int8_of_several_chunks_is_measured_and_added_as_a_whole() -> None:
     accumulator = Accumulator(elements)
     accumulator.add(chunks(payload), "int8", 3.0, 0.5)
     np.testing.assert_array_equal(accumulator.mean(), np.float32(1.5) * whole / np.float32(3))
-
-
-def test_the_next_version_is_float32_and_leaves_its_base_alone() -> None:
-    base = np.array([1.0, 2.0], dtype=np.float32)
-    version = next_version(base, np.array([0.5, -0.5], dtype=np.float32))
-    assert version.dtype == np.float32
-    assert version.tolist() == [1.5, 1.5]
-    assert base.tolist() == [1.0, 2.0]
 
 
 # --- facts ----------------------------------------------------------------------------------------

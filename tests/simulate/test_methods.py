@@ -13,7 +13,6 @@ from spheroid_node.simulate.methods import (
     BLOCKTRAIN,
     METHODS,
     Method,
-    Nesterov,
     common_tokens,
     rounds_for,
     tokens_a_round,
@@ -74,7 +73,8 @@ def test_each_method_plays_a_run_of_its_shape(
     )
     played = METHODS[name].run_of(run)
     assert (played.model.blocks, played.model.layers) == (blocks, layers)
-    assert played.training == run.training.model_copy(update={"local_steps": steps})
+    outer = "nesterov" if name == "diloco" else "average"
+    assert played.training == run.training.model_copy(update={"local_steps": steps, "outer": outer})
     assert played.round.period == pytest.approx(period)
     assert played.round.settle == pytest.approx(period / 5)
     assert played.seed == run.seed
@@ -249,15 +249,3 @@ def averaged(
 def draws_of(worker: int) -> int:
     """Seed of a worker's draws in a swarm of seed SEED."""
     return int(stream(SEED, 2, worker).integers(2**63))
-
-
-def test_nesterov_by_hand() -> None:
-    outer = Nesterov(2, rate=0.5, momentum=0.8)
-    base = np.array([1.0, -1.0], dtype=np.float32)
-    # v = (1, 2); θ + 0.5·((1, 2) + 0.8·(1, 2))
-    first = outer.step(base, np.array([1.0, 2.0], dtype=np.float32))
-    np.testing.assert_allclose(first, [1.9, 0.8], rtol=1e-6)
-    # v = 0.8·(1, 2) + (−1, 0) = (−0.2, 1.6); θ + 0.5·((−1, 0) + 0.8·(−0.2, 1.6))
-    second = outer.step(first, np.array([-1.0, 0.0], dtype=np.float32))
-    np.testing.assert_allclose(second, [1.32, 1.44], rtol=1e-6)
-    assert second.dtype == np.float32

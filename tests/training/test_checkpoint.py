@@ -42,9 +42,20 @@ def test_a_version_comes_back_as_it_was(run: RunSpec, tmp_path: Path, group: str
     write_version(path, run, group, 12, vector, b"\x00signed")
     stored = read_version(path, run, group)
     assert (stored.version, stored.manifest) == (12, b"\x00signed")
-    np.testing.assert_array_equal(stored.vector, vector)
-    assert stored.vector.flags.writeable
+    np.testing.assert_array_equal(stored.payload, vector)
+    assert stored.payload.flags.writeable
     assert names(tmp_path) == ["v.safetensors"]
+
+
+def test_a_version_comes_back_with_its_momentum(make_run: MakeRun, tmp_path: Path) -> None:
+    path, run = tmp_path / "v.safetensors", make_run(training={"outer": "nesterov"})
+    vector = random_vectors(run)["block-0"]
+    payload = np.concatenate([vector, np.arange(len(vector), dtype=np.float32)])
+    write_version(path, run, "block-0", 3, payload)
+    np.testing.assert_array_equal(read_version(path, run, "block-0").payload, payload)
+    write_version(path, run, "block-0", 3, vector)
+    with pytest.raises(CheckpointInvalid, match="needs a tensor"):
+        read_version(path, run, "block-0")
 
 
 def test_a_type_that_numpy_does_not_know_is_damage(run: RunSpec, tmp_path: Path) -> None:

@@ -153,6 +153,15 @@ def test_traffic_is_what_encoding_makes(compression: str) -> None:
         assert traffic(make(lookahead=0.5), block, compression) == moved
 
 
+def test_momentum_travels_with_a_version() -> None:
+    run = make(lookahead=0.5)
+    outer = run.training.model_copy(update={"outer": "nesterov"})
+    heavy = run.model_copy(update={"training": outer})
+    for block in range(3):
+        assert traffic(heavy, block).update == traffic(run, block).update
+        assert traffic(heavy, block).versions == 2 * traffic(run, block).versions
+
+
 def test_a_card_must_also_hold_what_is_no_tensor() -> None:
     needs = Needs(
         parameters=GIB, gradients=GIB, optimiser=2 * GIB, upstream=1, activations=GIB - 1, version=0
