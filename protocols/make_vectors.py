@@ -64,6 +64,7 @@ MANIFEST = m.Manifest(
     run=RUN_ID, group="block-1", round=12, version=4, parent=vector_digest(PARENT),
     digest=vector_digest(VERSION), elements=4, rank=0, steps=160, updates=[OUTCOME],
 )  # fmt: skip
+CROWDED = MANIFEST.model_copy(update={"also": bytes(range(16))})
 STATE = m.State(
     session=SESSION, position=5, tokens=b"ca", masked=0, decide=1,
     hidden=pack_tensor(np.arange(8, dtype=np.float32).reshape(2, 4), "fp16"),
@@ -138,7 +139,7 @@ MESSAGES: dict[str, list[m.Message]] = {
 }  # fmt: skip
 
 SIGNED = [(HEADER, WORKER, WORKER_SEED), (RECEIPT, AGGREGATOR, AGGREGATOR_SEED),
-          (MANIFEST, AGGREGATOR, AGGREGATOR_SEED)]  # fmt: skip
+          (MANIFEST, AGGREGATOR, AGGREGATOR_SEED), (CROWDED, AGGREGATOR, AGGREGATOR_SEED)]  # fmt: skip
 
 
 def plain(value: Any) -> Any:

@@ -13,11 +13,11 @@ from spheroid_node.run import RunSpec
 from spheroid_node.wire.codes import WireError
 from spheroid_node.wire.messages import Manifest
 from spheroid_node.wire.records import (
-    MANIFEST_TTL,
     NODE_TTL,
     RUN_TTL,
     NodeRecord,
     RunAdvert,
+    manifest_ttl,
     manifests_key,
     nodes_key,
     run_key,
@@ -72,7 +72,8 @@ class Directory:
 
     async def publish_manifest(self, group: str, sealed: bytes) -> bool:
         """Publish a sealed manifest of our own."""
-        return await self.dht.put(manifests_key(self.run_id, group), sealed, MANIFEST_TTL)
+        ttl = manifest_ttl(self.run.round.period)
+        return await self.dht.put(manifests_key(self.run_id, group), sealed, ttl)
 
     async def newest_manifest(
         self, group: str, elements: int | None = None

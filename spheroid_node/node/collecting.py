@@ -312,8 +312,9 @@ class Collector:
         log.info(
             "round.led",
             **described,
-            **{str(verdict): verdicts.count(verdict) for verdict in Verdict},
-            workers=len({update.peer for update in manifest.updates}),
+            **{str(verdict): verdicts.count(verdict) for verdict in Verdict}
+            | {str(Verdict.ACCEPTED): manifest.accepted},
+            workers=len({update.peer for update in manifest.updates}) + len(manifest.beside),
         )
         log.info("round.version", **described)
 

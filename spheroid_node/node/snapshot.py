@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from spheroid_node.rounds.slots import Slots
 from spheroid_node.run import INTERFACE_GROUP, RunSpec, block_group
+from spheroid_node.wire.codes import Verdict
 from spheroid_node.wire.messages import Manifest
 from spheroid_node.wire.records import NodeRecord
 
@@ -210,6 +211,6 @@ def _version(manifest: Manifest) -> GroupVersion:
         round=manifest.round,
         steps=manifest.steps,
         accepted=manifest.accepted,
-        others=len(manifest.updates) - manifest.accepted,
+        others=sum(update.verdict is not Verdict.ACCEPTED for update in manifest.updates),
         digest=manifest.digest.hex(),
     )

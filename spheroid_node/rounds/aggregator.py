@@ -135,6 +135,7 @@ class Aggregator:
             rank=rank,
             steps=collection.steps(),
             updates=collection.outcomes(),
+            also=collection.also(),
         )
         return NewVersion(payload, manifest)
 

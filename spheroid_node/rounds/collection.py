@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import fmean, median
@@ -10,7 +11,14 @@ from spheroid_node.rounds.aggregation import PayloadFacts
 from spheroid_node.rounds.slots import Slots
 from spheroid_node.run import RunSpec
 from spheroid_node.wire.codes import Reason, Verdict
-from spheroid_node.wire.messages import MAX_UPDATES_NAMED, Manifest, UpdateHeader, UpdateOutcome
+from spheroid_node.wire.messages import (
+    MAX_UPDATES,
+    MAX_UPDATES_NAMED,
+    PREFIX_BYTES,
+    Manifest,
+    UpdateHeader,
+    UpdateOutcome,
+)
 from spheroid_node.wire.tensors import Vector, encoded_size, vector_digest
 
 
@@ -28,7 +36,8 @@ LATE = Answer(Verdict.LATE, Reason.AFTER_DEADLINE)
 
 @dataclass(frozen=True)
 class Base:
-    """The version that the updates of a round start from; ``norms`` are of the updates accepted into it."""
+    """The version that the updates of a round start from; ``norms`` are of the updates accepted into it, as
+    far as its manifest names them."""
 
     version: int
     digest: bytes
@@ -80,6 +89,8 @@ class Collection:
         self._pending: dict[str, UpdateHeader] = {}
         self._entries: dict[str, _Entry] = {}
         self._accepted: list[str] = []
+        self._norms = sorted(norm for norm in base.norms if norm > 0)
+        """Those that a limit is made of, of the base and of this round."""
         self._closed = False
 
     # --- what comes in ---
@@ -130,6 +141,8 @@ class Collection:
         self._entries[author] = _Entry(header, answer, norm, scale, final=True)
         if answer is ACCEPTED:
             self._accepted.append(author)
+            if norm > 0:
+                insort(self._norms, norm)
         return answer
 
     def is_worth_trying(self, author: str, facts: PayloadFacts, now: float) -> bool:
@@ -141,8 +154,10 @@ class Collection:
 
     def withdraw(self, author: str) -> None:
         """An accepted update could not be added after all: as if it had never come."""
-        self._entries.pop(author, None)
+        norm = self._entries.pop(author).norm
         self._accepted.remove(author)
+        if norm > 0:
+            del self._norms[bisect_left(self._norms, norm)]
 
     @property
     def is_closed(self) -> bool:
@@ -180,17 +195,12 @@ class Collection:
         earlier in this round. So an outlier has no say in its own limit. It is 1 unless the rule is
         ``clipped``, and where nothing is known: these updates are clipped at the end of their round.
         """
-        norms = [*self.base.norms, *(self._entries[author].norm for author in self._accepted)]
-        known = [value for value in norms if value > 0]
-        if self.run.round.aggregation != "clipped" or not known or norm == 0:
+        if self.run.round.aggregation != "clipped" or not self._norms or norm == 0:
             return 1.0
-        return min(1.0, self.run.round.clip_factor * median(known) / norm)
+        return min(1.0, self.run.round.clip_factor * median(self._norms) / norm)
 
     def outcomes(self) -> list[UpdateOutcome]:
         """Every update as the manifest names it, by peer id; if there are too many, the accepted first."""
-        named = sorted(
-            self._entries.items(), key=lambda item: (item[1].answer.verdict is not Verdict.ACCEPTED, item[0])
-        )[:MAX_UPDATES_NAMED]
         return [
             UpdateOutcome(
                 peer=author,
@@ -200,8 +210,17 @@ class Collection:
                 verdict=entry.answer.verdict,
                 reason=entry.answer.reason,
             )
-            for author, entry in sorted(named)
+            for author, entry in sorted(self._by_importance()[:MAX_UPDATES_NAMED])
         ]
+
+    def also(self) -> bytes:
+        """The accepted updates that are not among :meth:`outcomes`, as a manifest has them."""
+        accepted = [
+            entry.header.digest[:PREFIX_BYTES] for _, entry in self._by_importance() if _is_accepted(entry)
+        ]
+        # Of updates that are the same to the byte one entry tells all their workers.
+        beside = set(accepted[MAX_UPDATES_NAMED:]) - set(accepted[:MAX_UPDATES_NAMED])
+        return b"".join(sorted(beside))
 
     def accepted(self) -> list[str]:
         """Authors of the accepted updates, in the order of acceptance."""
@@ -212,6 +231,10 @@ class Collection:
         most = self.run.training.local_steps
         steps = [min(self._entries[author].header.steps, most) for author in self._accepted]
         return self.base.steps + (round(fmean(steps)) if steps else 0)
+
+    def _by_importance(self) -> list[tuple[str, _Entry]]:
+        """All that is known, by peer id, the accepted before the others."""
+        return sorted(self._entries.items(), key=lambda item: (not _is_accepted(item[1]), item[0]))
 
     # --- the acceptance table, in the order in which it is applied ---
 
@@ -267,7 +290,11 @@ class Collection:
         return _refused(Reason.WORSE) if spoils else None
 
     def _is_full(self) -> bool:
-        return len(self._accepted) >= MAX_UPDATES_NAMED
+        return len(self._accepted) >= MAX_UPDATES
+
+
+def _is_accepted(entry: _Entry) -> bool:
+    return entry.answer.verdict is Verdict.ACCEPTED
 
 
 def _refused(reason: Reason) -> Answer:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import pairwise
 
 from spheroid_node.rounds.slots import Slots
 from spheroid_node.run import RunSpec
 from spheroid_node.wire.codes import Verdict
-from spheroid_node.wire.messages import Manifest
+from spheroid_node.wire.messages import MAX_UPDATES_NAMED, PREFIX_BYTES, Manifest
 
 Signed = tuple[str, Manifest]
 """Signer and manifest."""
@@ -37,10 +38,10 @@ def _precedence(signed: Signed) -> tuple[int, int, int, bytes, str, bytes]:
 def is_plausible(manifest: Manifest, run: RunSpec, elements: int, now: float) -> bool:
     """Whether a manifest of ``run`` can be true at ``now``, before anything is fetched because of it.
 
-    A round makes one version at most, from one to MAX_UPDATES_NAMED accepted updates, each by another
-    worker: so a version number cannot run ahead of time. The next round is allowed for clocks that differ.
+    A round makes one version at most, from one to MAX_UPDATES accepted updates, each by another worker: so
+    a version number cannot run ahead of time. The next round is allowed for clocks that differ.
     """
-    accepted = [update.peer for update in manifest.updates if update.verdict is Verdict.ACCEPTED]
+    accepted = [update for update in manifest.updates if update.verdict is Verdict.ACCEPTED]
     return (
         manifest.run == run.run_id
         and manifest.group in run.groups
@@ -48,5 +49,16 @@ def is_plausible(manifest: Manifest, run: RunSpec, elements: int, now: float) ->
         and manifest.version <= manifest.round + 1
         and manifest.round <= Slots.of(run.round).round_at(now) + 1
         and len(accepted) > 0
-        and len(set(accepted)) == len(accepted)
+        and len({update.peer for update in accepted}) == len(accepted)
+        and (not manifest.also or _is_sound(manifest.beside, [update.digest for update in accepted]))
+    )
+
+
+def _is_sound(beside: list[bytes], named: list[bytes]) -> bool:
+    """Whether so many updates had to be left unnamed, and none of them counts twice."""
+    return (
+        len(named) == MAX_UPDATES_NAMED
+        and len(beside[-1]) == PREFIX_BYTES
+        and all(before < after for before, after in pairwise(beside))
+        and not {digest[:PREFIX_BYTES] for digest in named} & set(beside)
     )

@@ -37,7 +37,13 @@ MAX_DRAFTS = 64
 MAX_BRANCHES = 64
 """Of a line of drafts."""
 MAX_UPDATES_NAMED = 64
-"""Updates that a manifest names; past this number a group is cut into shards."""
+"""Updates that a manifest names in full."""
+MAX_UPDATES_BESIDE = 1024
+"""Accepted updates beyond those, of which a manifest has the beginnings of their digests."""
+MAX_UPDATES = MAX_UPDATES_NAMED + MAX_UPDATES_BESIDE
+"""Updates that a version can be made of."""
+PREFIX_BYTES = 8
+"""Of such a digest: two of a thousand are alike once in 10¹³ rounds."""
 
 
 class Message(BaseModel):
@@ -210,13 +216,24 @@ class Manifest(Signed):
     steps: Count
     """Local steps behind this version: the sum over versions of the mean steps of the accepted updates."""
     updates: Annotated[list[UpdateOutcome], Field(max_length=MAX_UPDATES_NAMED)]
+    also: Annotated[bytes, Field(max_length=MAX_UPDATES_BESIDE * PREFIX_BYTES)] = b""
+    """Of the accepted updates that are not named, the first PREFIX_BYTES of each digest, ascending."""
 
     @property
     def accepted(self) -> int:
-        return sum(update.verdict is Verdict.ACCEPTED for update in self.updates)
+        """Updates that the version contains."""
+        named = sum(update.verdict is Verdict.ACCEPTED for update in self.updates)
+        return named + len(self.also) // PREFIX_BYTES
+
+    @property
+    def beside(self) -> list[bytes]:
+        """The entries of ``also``; the last is short if its length is wrong."""
+        return [self.also[start : start + PREFIX_BYTES] for start in range(0, len(self.also), PREFIX_BYTES)]
 
     def contains(self, digest: bytes) -> bool:
-        """Whether the update with this payload digest is in the version."""
+        """Whether the version contains the update with this payload digest."""
+        if digest[:PREFIX_BYTES] in self.beside:
+            return True
         return any(update.digest == digest and update.verdict is Verdict.ACCEPTED for update in self.updates)
 
 

@@ -21,10 +21,12 @@ from spheroid_node.wire.messages import (
 PREFIX = "spheroid/1"
 NODE_TTL = 45.0
 """Seconds a node record lives; it is renewed three times as often."""
-MANIFEST_TTL = 6 * 3600.0
+MANIFEST_ROUNDS = 32
+SHORTEST_MANIFEST_TTL, LONGEST_MANIFEST_TTL = 300.0, 6 * 3600.0
 RUN_TTL = 3600.0
 MAX_TTL = 24 * 3600.0
-MAX_RECORD_BYTES = 16_384
+MAX_RECORD_BYTES = 20_480
+"""A manifest of MAX_UPDATES updates has about 18,600."""
 MAX_NEIGHBOURS = 32
 
 
@@ -46,6 +48,15 @@ def nodes_key(run: str, block: int) -> str:
 def manifests_key(run: str, group: str) -> str:
     """Key of the newest manifests of a group, one a signer."""
     return f"{PREFIX}/{run}/manifests/{group}"
+
+
+def manifest_ttl(period: float) -> float:
+    """Seconds that a manifest is kept in the DHT, where rounds last ``period`` seconds.
+
+    Each round has another author, and all that have not expired are read as one dictionary, of which 4 MiB
+    would be too many. Longer than that, whoever holds a version hands its manifest out.
+    """
+    return min(max(MANIFEST_ROUNDS * period, SHORTEST_MANIFEST_TTL), LONGEST_MANIFEST_TTL)
 
 
 class RunAdvert(Message):

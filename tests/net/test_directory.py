@@ -12,7 +12,7 @@ from spheroid_node.net.directory import Directory, find_run
 from spheroid_node.net.identity import Identity, ephemeral_identity
 from spheroid_node.run import RunSpec
 from spheroid_node.wire.codes import Verdict
-from spheroid_node.wire.messages import MAX_UPDATES_NAMED, Manifest, UpdateOutcome
+from spheroid_node.wire.messages import MAX_UPDATES_BESIDE, MAX_UPDATES_NAMED, Manifest, UpdateOutcome
 from spheroid_node.wire.records import (
     MAX_RECORD_BYTES,
     NodeRecord,
@@ -154,7 +154,8 @@ async def test_manifests_of_someone_else(run, dht, alice, bob) -> None:
 
 
 def test_the_largest_manifest_is_a_record(run, bob) -> None:
-    assert len(manifest(run, accepted=MAX_UPDATES_NAMED).seal(bob.key)) + 8 < MAX_RECORD_BYTES
+    largest = manifest(run, accepted=MAX_UPDATES_NAMED, also=bytes(8 * MAX_UPDATES_BESIDE))
+    assert len(largest.seal(bob.key)) + 8 < MAX_RECORD_BYTES
 
 
 # --- runs -----------------------------------------------------------------------------------------

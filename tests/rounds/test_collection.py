@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from spheroid_node.rounds.collection import ACCEPTED, LATE, Answer, Base, Collection
 from spheroid_node.run import RunSpec
 from spheroid_node.wire.codes import Reason, Verdict
-from spheroid_node.wire.messages import MAX_UPDATES_NAMED, Manifest, UpdateOutcome
+from spheroid_node.wire.messages import MAX_UPDATES, MAX_UPDATES_NAMED, Manifest, UpdateOutcome
 
 NOW = 1075.0
 DEADLINE = 1078.0
@@ -184,12 +184,42 @@ def test_a_payload_without_a_header_is_a_fault_of_the_caller(collect: Make, parc
         collect("a").payload("a", parcel().facts, NOW)
 
 
-def test_more_updates_than_a_manifest_names_find_no_room(collect: Make, parcel: Make) -> None:
-    authors = [f"p{index:03}" for index in range(MAX_UPDATES_NAMED + 2)]
+def test_what_a_manifest_does_not_name_stands_beside(collect: Make, parcel: Make) -> None:
+    """The first 64 by peer id are named; of the others each digest has an entry, once."""
+    authors = [f"p{index:04}" for index in range(MAX_UPDATES_NAMED + 3)]
+    values = [*range(1, MAX_UPDATES_NAMED + 3), MAX_UPDATES_NAMED + 2]
+    sent = [parcel(value / 16) for value in values]
+    collection = collect(*authors)
+    for author, update in reversed(list(zip(authors, sent, strict=True))):
+        assert submit(collection, author, update) == ACCEPTED
+    assert [outcome.peer for outcome in collection.outcomes()] == authors[:MAX_UPDATES_NAMED]
+    beside = {update.header.digest[:8] for update in sent[MAX_UPDATES_NAMED:]}
+    assert len(beside) == 2, "the last two updates are the same to the byte"
+    assert collection.also() == b"".join(sorted(beside))
+    late = collect(*authors)
+    for author in authors:
+        submit(late, author, parcel(round=6))
+    assert late.also() == b""
+
+
+def test_a_limit_is_that_of_all_norms_known_before(collect: Make, parcel: Make) -> None:
+    """Of the base's 1, 2 and 3, and of what was accepted in this round; what was withdrawn counts no more."""
+    collection = collect("a", "b", "c")
+    for author, value in (("a", 10.0), ("b", 20.0)):
+        submit(collection, author, parcel([value, 0, 0, 0, 0, 0]))
+    assert collection.scale("a") == pytest.approx(3 * 2 / 10)
+    assert collection.scale("b") == pytest.approx(3 * 2.5 / 20)
+    collection.withdraw("b")
+    submit(collection, "c", parcel([50.0, 0, 0, 0, 0, 0]))
+    assert collection.scale("c") == pytest.approx(3 * 2.5 / 50)
+
+
+def test_more_updates_than_a_manifest_has_room_for(collect: Make, parcel: Make) -> None:
+    authors = [f"p{index:04}" for index in range(MAX_UPDATES + 2)]
     collection = collect(*authors)
     slow = parcel(0.5)
     assert collection.header(authors[-1], slow.header, NOW) is None
-    for author in authors[:MAX_UPDATES_NAMED]:
+    for author in authors[:MAX_UPDATES]:
         assert submit(collection, author, parcel()) == ACCEPTED
     assert submit(collection, authors[-2], parcel()) == refused(Reason.NO_ROOM)
     assert collection.payload(authors[-1], slow.facts, NOW) == refused(Reason.NO_ROOM)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from spheroid_node.rounds.forks import choose, is_plausible
 from spheroid_node.run import RunSpec
 from spheroid_node.wire.codes import Reason, Verdict
-from spheroid_node.wire.messages import Manifest, UpdateOutcome
+from spheroid_node.wire.messages import MAX_UPDATES_NAMED, Manifest, UpdateOutcome
 
 
 def manifest(accepted: int = 1, late: int = 0, **changes: Any) -> Manifest:
@@ -108,3 +108,30 @@ def test_a_manifest_that_counts_a_worker_twice_is_not_followed(run: RunSpec) -> 
     twice = once.model_copy(update={"updates": once.updates * 2})
     assert is_plausible(once, run, 6, NOW)
     assert not is_plausible(twice, run, 6, NOW)
+
+
+def entries(*values: int) -> bytes:
+    return b"".join(value.to_bytes(8, "big") for value in values)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "also", "plausible"),
+    [
+        (MAX_UPDATES_NAMED, entries(1, 2, 3), True),
+        (MAX_UPDATES_NAMED, entries(1, 3, 2), False),
+        (MAX_UPDATES_NAMED, entries(1, 2, 2), False),
+        (MAX_UPDATES_NAMED, entries(1, 2)[:-1], False),
+        (MAX_UPDATES_NAMED - 1, entries(1), False),  # there was room to name it
+        (MAX_UPDATES_NAMED, b"u" * 8, False),  # a named one once more
+    ],
+    ids=["sound", "unordered", "twice", "cut", "without need", "named too"],
+)
+def test_updates_beside_the_named_ones_count_once_each(
+    run: RunSpec, accepted: int, also: bytes, plausible: bool
+) -> None:
+    crowded = manifest(accepted, run=run.run_id, also=also)
+    assert is_plausible(crowded, run, 6, NOW) is plausible
+    assert choose([("a", manifest(accepted)), ("b", manifest(accepted, also=entries(1)))]) == (
+        "b",
+        manifest(accepted, also=entries(1)),
+    )

@@ -12,7 +12,7 @@ from spheroid_node.simulate.regime import REGIMES
 from spheroid_node.simulate.swarm import Swarm
 from spheroid_node.training.text import Text
 from spheroid_node.wire.codes import Reason, Verdict
-from spheroid_node.wire.messages import MAX_UPDATES_NAMED, Receipt
+from spheroid_node.wire.messages import MAX_UPDATES, MAX_UPDATES_NAMED, Receipt
 
 
 def tiny_run() -> RunSpec:
@@ -79,17 +79,18 @@ def test_all_updates_of_a_wide_run_are_accepted(monkeypatch: pytest.MonkeyPatch)
         assert np.linalg.norm(version.vector) > 0
 
 
-def test_a_round_takes_no_more_updates_than_a_manifest_names() -> None:
-    run = wide_run(MAX_UPDATES_NAMED).model_copy(
-        update={"model": wide_run(1).model.model_copy(update={"blocks": 1})}
-    )
-    swarm = Swarm(run, None, MAX_UPDATES_NAMED + 20)
+def test_a_round_takes_no_more_updates_than_a_manifest_has_room_for() -> None:
+    one = wide_run(1).model.model_copy(update={"blocks": 1})
+    swarm = Swarm(wide_run(1).model_copy(update={"model": one}), None, MAX_UPDATES + 20)
     reports = list(swarm.play(2))
-    assert [(report.accepted, report.refused) for report in reports] == [(MAX_UPDATES_NAMED, 20)] * 2
+    assert [(report.accepted, report.refused) for report in reports] == [(MAX_UPDATES, 20)] * 2
     manifest = swarm.versions["block-0"].manifest
     assert manifest is not None
-    assert len(manifest.updates) == MAX_UPDATES_NAMED
+    assert (len(manifest.updates), manifest.accepted) == (MAX_UPDATES_NAMED, MAX_UPDATES)
     assert Reason.NO_ROOM not in {update.reason for update in manifest.updates}
+    # All workers that are in the version know it.
+    left = [worker for worker in swarm.workers if worker.contributors["block-0"].settle(manifest)]
+    assert len(left) == MAX_UPDATES
 
 
 @pytest.mark.parametrize(("workers", "blocks"), [(3, 3), (150, 3), (151, 4), (10_000, 200)])

@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from spheroid_node.wire import records as r
 from spheroid_node.wire.codes import ErrorCode, Reason, Verdict, WireError
 from spheroid_node.wire.frames import pack, unpack
-from spheroid_node.wire.messages import MAX_UPDATES_NAMED, Manifest, UpdateOutcome
+from spheroid_node.wire.messages import (
+    MAX_UPDATES_BESIDE,
+    MAX_UPDATES_NAMED,
+    PREFIX_BYTES,
+    Manifest,
+    UpdateOutcome,
+)
 
 counts = st.integers(0, 2**63 - 1)
 finite = st.floats(allow_nan=False, allow_infinity=False)
@@ -105,8 +111,15 @@ def test_the_largest_records_fit() -> None:
         run="0" * 16, group="g" * 32, round=2**63 - 1, version=2**63 - 1, parent=bytes(32), digest=bytes(32),
         elements=2**63 - 1, rank=2**63 - 1, steps=2**63 - 1, updates=[outcome] * MAX_UPDATES_NAMED,
     )  # fmt: skip
+    accepted = outcome.model_copy(update={"reason": Reason.NONE})
+    also = bytes(MAX_UPDATES_BESIDE * PREFIX_BYTES)
+    crowded = manifest.model_copy(update={"updates": [accepted] * MAX_UPDATES_NAMED, "also": also})
     assert len(NODE.pack()) + 256 < r.MAX_RECORD_BYTES
     assert len(manifest.seal(key)) + 256 < r.MAX_RECORD_BYTES
+    assert len(crowded.seal(key)) + 256 < r.MAX_RECORD_BYTES
+    # Those of all rounds that have not expired are one dictionary, and one message of the DHT.
+    for period in (1.0, 5.0, 60.0, 3600.0):
+        assert r.manifest_ttl(period) / max(period, 5.0) * r.MAX_RECORD_BYTES < 2**21
 
 
 def test_keys_are_different_and_stable() -> None:
@@ -117,4 +130,8 @@ def test_keys_are_different_and_stable() -> None:
 
 
 def test_no_record_outlives_the_longest_ttl() -> None:
-    assert r.NODE_TTL < r.RUN_TTL < r.MANIFEST_TTL < r.MAX_TTL
+    assert r.NODE_TTL < r.RUN_TTL < r.LONGEST_MANIFEST_TTL < r.MAX_TTL
+
+
+def test_a_manifest_lives_for_as_many_rounds() -> None:
+    assert [r.manifest_ttl(period) for period in (1.0, 60.0, 1e6)] == [300.0, 1920.0, 21_600.0]
