@@ -242,9 +242,9 @@ class Invariants:
             return None
         self.counts["version files read"] += 1
         where = f"{group} {stored.version}"
-        if not np.isfinite(stored.vector).all():
+        if not np.isfinite(stored.payload).all():
             self.broken("not-finite", node, where, "on disk")
-        digest = vector_digest(stored.vector)
+        digest = vector_digest(stored.payload)
         if manifest is None:
             return Kept(stored.version, digest, None)
         if (manifest.group, manifest.version, manifest.digest) != (group, stored.version, digest):

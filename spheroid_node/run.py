@@ -21,6 +21,9 @@ VOCABULARY = 256
 
 INTERFACE_GROUP = "interface"
 
+SHARD_PATIENCE = 3
+"""Rounds that the other shards wait, as it were, for one that has gained no version."""
+
 MAX_RUN_BYTES = 16_384
 """A packed RunSpec is one DHT record, and DHT records stay small."""
 
@@ -187,15 +190,33 @@ class RunSpec(_Section):
         return hashlib.blake2b(self.pack()).hexdigest()[:16]
 
     @property
-    def groups(self) -> tuple[str, ...]:
-        """All groups of parameters that gain versions: the blocks, then the interface if it is trained."""
+    def wholes(self) -> tuple[str, ...]:
+        """What gains versions: the blocks, then the interface if it is trained."""
         blocks = tuple(block_group(block) for block in range(self.model.blocks))
         return blocks if self.interface == "frozen" else (*blocks, INTERFACE_GROUP)
 
+    def shards_of(self, whole: str) -> tuple[str, ...]:
+        """The groups that the parameters of a block or of the interface are cut into, in their order.
+
+        An interface that is frozen has no rounds, and is not cut.
+        """
+        if self.round.shards == 1 or (whole == INTERFACE_GROUP and self.interface == "frozen"):
+            return (whole,)
+        return tuple(f"{whole}.{number}" for number in range(self.round.shards))
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """All groups of parameters that have rounds of their own: :attr:`wholes`, or the shards of each."""
+        return tuple(group for whole in self.wholes for group in self.shards_of(whole))
+
+    def worker_wholes(self, block: int) -> tuple[str, ...]:
+        """What a worker of ``block`` trains."""
+        wholes = (block_group(block), INTERFACE_GROUP)
+        return wholes if self.interface == "shared" else wholes[:1]
+
     def worker_groups(self, block: int) -> tuple[str, ...]:
         """The groups that a worker of ``block`` trains."""
-        groups = (block_group(block), INTERFACE_GROUP)
-        return groups if self.interface == "shared" else groups[:1]
+        return tuple(group for whole in self.worker_wholes(block) for group in self.shards_of(whole))
 
     def upstream_blocks(self, block: int) -> tuple[int, ...]:
         """The blocks whose hidden state a worker of ``block`` computes on frozen copies."""
@@ -203,9 +224,9 @@ class RunSpec(_Section):
 
     @property
     def lags(self) -> dict[str, int]:
-        """By group: versions by which a part of the composed model is behind its newest."""
+        """By block and interface: versions by which that part of the composed model is behind its newest."""
         return {
-            **dict.fromkeys(self.groups, 0),
+            **dict.fromkeys(self.wholes, 0),
             **{block_group(block): self.lag(block) for block in range(self.model.blocks)},
         }
 
@@ -224,19 +245,29 @@ class RunSpec(_Section):
 
     @property
     def kept_versions(self) -> int:
-        """Versions of a group that a node must keep: those in use, and one more for what is under way."""
-        return 2 + self.lag(0)
+        """Versions of a group that a node must keep: those in use, and one more for what is under way.
+
+        A shard that fell behind is served beside older versions of the others (rounds/shards.py).
+        """
+        return 2 + self.lag(0) + (SHARD_PATIENCE if self.round.shards > 1 else 0)
 
     def ahead_block(self, block: int) -> int | None:
         """The block through a frozen copy of which a worker of ``block`` looks ahead, if it does."""
         looks = self.learning.conditioning == "chain" and self.learning.lookahead > 0
         return block + 1 if looks and block + 1 < self.model.blocks else None
 
+    def copied_blocks(self, block: int) -> tuple[int, ...]:
+        """The blocks that a worker of ``block`` has copies of."""
+        ahead = self.ahead_block(block)
+        return self.upstream_blocks(block) if ahead is None else (*self.upstream_blocks(block), ahead)
+
     def copied_groups(self, block: int) -> dict[str, int]:
         """The groups that a worker of ``block`` follows without training them, and how far each copy lags."""
-        ahead = self.ahead_block(block)
-        blocks = self.upstream_blocks(block) if ahead is None else (*self.upstream_blocks(block), ahead)
-        return {block_group(index): self.copy_lag(block, index) for index in blocks}
+        return {
+            group: self.copy_lag(block, index)
+            for index in self.copied_blocks(block)
+            for group in self.shards_of(block_group(index))
+        }
 
     def allows(self, peer: str) -> bool:
         return self.access == "open" or peer in self.access
@@ -280,8 +311,13 @@ class RunSpec(_Section):
 
 
 def block_group(block: int) -> str:
-    """Name of the group that holds the parameters of ``block``."""
+    """Name of the group that holds the parameters of ``block``; with shards, of all of them together."""
     return f"block-{block}"
+
+
+def whole_of(group: str) -> str:
+    """The block or the interface that ``group`` is, or is a shard of."""
+    return group.partition(".")[0]
 
 
 def describe(error: ValidationError) -> str:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from spheroid_node.errors import NoSuchBlock, RunFileInvalid
-from spheroid_node.run import MAX_RUN_BYTES, RunSpec
+from spheroid_node.run import MAX_RUN_BYTES, RunSpec, whole_of
 
 RUNS = Path(__file__).parents[1] / "bootstrap" / "runs"
 FIELDS: dict[str, Any] = {
@@ -116,6 +116,21 @@ def test_groups() -> None:
     assert spec(interface="frozen").groups == ("block-0", "block-1", "block-2")
     assert spec().worker_groups(1) == ("block-1", "interface")
     assert spec(interface="frozen").worker_groups(1) == ("block-1",)
+
+
+def test_groups_of_a_run_with_shards() -> None:
+    run = spec(round={"shards": 2})
+    assert run.wholes == spec().wholes == spec().groups
+    cut = [f"{whole}.{number}" for whole in run.wholes for number in range(2)]
+    assert list(run.groups) == cut == [f"block-0.{n}" for n in range(2)] + cut[2:]
+    assert run.worker_wholes(1) == ("block-1", "interface")
+    assert run.worker_groups(1) == ("block-1.0", "block-1.1", "interface.0", "interface.1")
+    assert run.copied_groups(1) == {"block-0.0": 0, "block-0.1": 0}
+    assert run.lags == spec().lags
+    assert {whole_of(group) for group in run.groups} == set(run.wholes)
+    frozen = spec(round={"shards": 2}, interface="frozen")
+    assert frozen.shards_of("interface") == ("interface",)
+    assert run.kept_versions > spec().kept_versions
 
 
 def test_blocks_outside_the_run_are_named() -> None:

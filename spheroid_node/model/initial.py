@@ -7,32 +7,43 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from spheroid_node.model.parameters import Vector, shapes
+from spheroid_node.model.parameters import Vector, part_of_whole, shapes
 from spheroid_node.model.randomness import stream
-from spheroid_node.run import RunSpec
+from spheroid_node.run import RunSpec, whole_of
 
 EMBEDDING_SCALE = 1.0
 """Standard deviation of embeddings: like that of the normalised upstream state beside them."""
 
 
 def initial_vector(run: RunSpec, group: str) -> Vector:
-    """Parameters of ``group`` at version 0: shape [elements], float32.
+    """Parameters of ``group`` at version 0, a part of those of its whole: shape [elements], float32.
 
     Matrices are normal with variance 1/fan-in, those that write to the residual stream divided by the depth
     of a block; head (unless it is frozen) and noise modulation are zero, norms one. Kernels of the ``mlp``
     mixer are normal over the first 1, 2, 4, … distances, with variance 1/reach, and zero beyond.
     """
-    index = (*(f"block-{block}" for block in range(run.model.blocks)), "interface").index(group)
-    parts = []
-    for number, (name, shape) in enumerate(shapes(run, group).items()):
-        if name.endswith("norm.weight"):
-            parts.append(np.ones(shape, np.float32))
-        elif _begins_at_zero(run, name):
-            parts.append(np.zeros(shape, np.float32))
-        else:
-            normal = stream(run.seed, index, number).standard_normal(shape, dtype=np.float32)
-            parts.append(normal * _deviation(run, name, shape))
-    return np.concatenate([part.ravel() for part in parts])
+    whole, part = whole_of(group), part_of_whole(run, group)
+    index = (*(f"block-{block}" for block in range(run.model.blocks)), "interface").index(whole)
+    parts, place = [], 0
+    for number, (name, shape) in enumerate(shapes(run, whole).items()):
+        size = math.prod(shape)
+        first, last = max(part.start - place, 0), min(part.stop - place, size)
+        if first < last:
+            parts.append(_initial_values(run, index, number, name, shape).ravel()[first:last])
+        place += size
+    return np.concatenate(parts)
+
+
+def _initial_values(
+    run: RunSpec, index: int, number: int, name: str, shape: tuple[int, ...]
+) -> NDArray[np.float32]:
+    """Of parameter ``number`` of the group with this ``index``."""
+    if name.endswith("norm.weight"):
+        return np.ones(shape, np.float32)
+    if _begins_at_zero(run, name):
+        return np.zeros(shape, np.float32)
+    normal = stream(run.seed, index, number).standard_normal(shape, dtype=np.float32)
+    return normal * _deviation(run, name, shape)
 
 
 def _begins_at_zero(run: RunSpec, name: str) -> bool:

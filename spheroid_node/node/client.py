@@ -46,11 +46,11 @@ def chain_finder(
 
 
 async def fetch_model(client: Client) -> tuple[dict[str, Vector], dict[str, int]]:
-    """Parameters and version of every group, as they belong together: what a chain of hops serves.
+    """Parameters and version of the blocks and of the interface, as they belong together: what hops serve.
 
     Raises :class:`ChainFailed` where a version was announced and nobody hands it out.
     """
-    groups = client.run.groups
+    groups, lags = client.run.groups, client.run.lags
     announced = await asyncio.gather(*map(client.directory.newest_manifest, groups))
     store = VersionStore(client.run)
     sync = Synchroniser(client, store)
@@ -62,9 +62,11 @@ async def fetch_model(client: Client) -> tuple[dict[str, Vector], dict[str, int]
     ]
     if lost:
         raise ChainFailed(f"nobody hands out the newest version of {', '.join(lost)}")
-    lags = client.run.lags
-    held = await asyncio.gather(*(sync.behind(group, lags[group]) for group in groups))
+    wholes = await asyncio.gather(*(sync.whole(name, lag) for name, lag in lags.items()))
+    found = {name: whole for name, whole in zip(lags, wholes, strict=True) if whole is not None}
+    if apart := lags.keys() - found.keys():
+        raise ChainFailed(f"nobody hands out shards that belong together of {', '.join(sorted(apart))}")
     return (
-        {group: version.vector for group, version in zip(groups, held, strict=True)},
-        {group: version.version for group, version in zip(groups, held, strict=True)},
+        {name: whole.vector for name, whole in found.items()},
+        {name: whole.number for name, whole in found.items()},
     )

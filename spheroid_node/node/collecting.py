@@ -24,9 +24,9 @@ from spheroid_node.node.versions import Held, VersionStore
 from spheroid_node.rounds.aggregation import PayloadFacts, PayloadMeter, payload_facts
 from spheroid_node.rounds.aggregator import Aggregator, Desk, Offer
 from spheroid_node.rounds.collection import Answer, Base
-from spheroid_node.rounds.election import ranking
+from spheroid_node.rounds.election import candidates
 from spheroid_node.rounds.slots import Slots
-from spheroid_node.run import INTERFACE_GROUP, block_group
+from spheroid_node.run import INTERFACE_GROUP, block_group, whole_of
 from spheroid_node.wire.codes import ErrorCode, Verdict, WireError
 from spheroid_node.wire.messages import (
     Chunk,
@@ -279,9 +279,8 @@ class Collector:
     async def _close(self, group: str, aggregator: Aggregator) -> None:
         collection = aggregator.collection
         base = self._store.get(group, collection.base.version)
-        rank = ranking(collection.run_id, group, collection.round, await self._live(group)).index(
-            self._client.identity.peer
-        )
+        ranked = candidates(collection.run, group, collection.round, await self._live(group))
+        rank = ranked.index(self._client.identity.peer)
         stale = base is None or base.digest != collection.base.digest
         if stale or self._store.newest(group).version != collection.base.version:
             # Another aggregator has already made the next version: this one steps back.
@@ -321,7 +320,7 @@ class Collector:
 
 def owns(record: NodeRecord, group: str) -> bool:
     """Whether a node takes part in the rounds of ``group``; all blocks do in those of the interface."""
-    return record.state == "online" and group in (block_group(record.block), INTERFACE_GROUP)
+    return record.state == "online" and whole_of(group) in (block_group(record.block), INTERFACE_GROUP)
 
 
 def take(meter: PayloadMeter, spool: IO[bytes], chunk: bytes | memoryview) -> None:

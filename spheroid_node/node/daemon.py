@@ -165,6 +165,7 @@ class Node:
         reporter = Reporter(self.client, self.store, self.report, address)
         try:
             await asyncio.gather(*map(self.sync.sync, self.client.run.worker_groups(self.block)))
+            await asyncio.gather(*map(self.sync.whole, self.client.run.worker_wholes(self.block)))
             stopping.started()
             self.report.state = "online"
             self._log_started(address)
@@ -177,7 +178,7 @@ class Node:
                         "meters": self._meters(reporter),
                         "disk": self._write_again(),
                         "neighbours": Neighbours(self.client, self.report).run(),
-                        "sync": self.sync.keep_up(self.client.run.worker_groups(self.block)),
+                        "sync": self.sync.keep_up(self.client.run.worker_wholes(self.block)),
                         "collector": self.collector.run(),
                         "worker": self.worker.run(),
                     }.items()

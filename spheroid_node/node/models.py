@@ -24,8 +24,8 @@ class HopModels:
         self._built: OrderedDict[tuple[bytes, bytes], Hop] = OrderedDict()
 
     def hop_model(self, block_version: int, interface_version: int) -> Hop | None:
-        block = self._store.get(block_group(self._block), block_version)
-        interface = self._store.get(INTERFACE_GROUP, interface_version)
+        block = self._store.whole(block_group(self._block), block_version)
+        interface = self._store.whole(INTERFACE_GROUP, interface_version)
         if block is None or interface is None:
             return None
         key = (block.digest, interface.digest)

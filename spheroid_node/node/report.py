@@ -11,11 +11,11 @@ import structlog
 
 from spheroid_node.errors import IdentityCopied
 from spheroid_node.node.access import Client
+from spheroid_node.node.holdings import held_fields
 from spheroid_node.node.versions import VersionStore
-from spheroid_node.run import block_group
 from spheroid_node.wire.codes import Verdict
 from spheroid_node.wire.messages import HopAddress
-from spheroid_node.wire.records import NODE_TTL, HeldVersion, Neighbour, NodeRecord
+from spheroid_node.wire.records import NODE_TTL, Neighbour, NodeRecord
 
 log = structlog.get_logger()
 
@@ -78,8 +78,6 @@ class Reporter:
     def record(self) -> NodeRecord:
         report, traffic = self._report, self._client.traffic
         run = self._client.run
-        serves = self._store.behind(block_group(report.block), run.lag(report.block))
-        held = [self._store.newest(group) for group in run.worker_groups(report.block)]
         return NodeRecord.parse(
             {
                 "run": run.run_id,
@@ -90,10 +88,7 @@ class Reporter:
                 "device": report.device,
                 "started": self._started,
                 "round": report.round,
-                "held": [
-                    HeldVersion(group=item.group, version=item.version, digest=item.digest) for item in held
-                ],
-                "serves": serves.version,
+                **held_fields(run, report.block, self._store),
                 "accepted": report.verdicts[Verdict.ACCEPTED],
                 "late": report.verdicts[Verdict.LATE],
                 "refused": report.verdicts[Verdict.REFUSED],

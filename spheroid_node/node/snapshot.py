@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from spheroid_node.rounds.shards import settled
 from spheroid_node.rounds.slots import Slots
 from spheroid_node.run import INTERFACE_GROUP, RunSpec, block_group
 from spheroid_node.wire.codes import Verdict
 from spheroid_node.wire.messages import Manifest
 from spheroid_node.wire.records import NodeRecord
+from spheroid_node.wire.tensors import digest_of_hashes
 
 if TYPE_CHECKING:
     from spheroid_node.net.directory import Directory
@@ -50,7 +52,7 @@ class Replica:
 
 @dataclass(frozen=True)
 class GroupVersion:
-    """The newest announced version of a group."""
+    """The newest announced version of a block or of the interface."""
 
     group: str
     version: int
@@ -155,7 +157,11 @@ def snapshot_of(
                 key=lambda replica: (replica.block, replica.peer),
             )
         ),
-        versions={group: _version(manifests[group]) for group in run.groups if group in manifests},
+        versions={
+            whole: _version(whole, [manifests[group] for group in run.shards_of(whole)])
+            for whole in run.wholes
+            if manifests.keys() >= set(run.shards_of(whole))
+        },
     )
 
 
@@ -204,13 +210,20 @@ def _replica(peer: str, record: NodeRecord, now: float) -> Replica:
     )
 
 
-def _version(manifest: Manifest) -> GroupVersion:
+def _version(whole: str, manifests: Sequence[Manifest]) -> GroupVersion:
+    """Of a block or the interface, from the manifests of its shards: what all of them have got to."""
+    first, digests = manifests[0], [manifest.digest for manifest in manifests]
+    sharded = len(manifests) > 1
     return GroupVersion(
-        group=manifest.group,
-        version=manifest.version,
-        round=manifest.round,
-        steps=manifest.steps,
-        accepted=manifest.accepted,
-        others=sum(update.verdict is not Verdict.ACCEPTED for update in manifest.updates),
-        digest=manifest.digest.hex(),
+        group=whole,
+        version=settled(manifest.round for manifest in manifests) if sharded else first.version,
+        round=min(manifest.round for manifest in manifests),
+        steps=min(manifest.steps for manifest in manifests),
+        accepted=min(manifest.accepted for manifest in manifests),
+        others=max(_others(manifest) for manifest in manifests),
+        digest=(digest_of_hashes(digests) if sharded else first.digest).hex(),
     )
+
+
+def _others(manifest: Manifest) -> int:
+    return sum(update.verdict is not Verdict.ACCEPTED for update in manifest.updates)

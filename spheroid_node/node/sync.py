@@ -18,9 +18,11 @@ from spheroid_node.net.partial import Partial
 from spheroid_node.net.transfer import fetch_version
 from spheroid_node.node.access import Client
 from spheroid_node.node.clock import sleep_until
-from spheroid_node.node.versions import Held, VersionStore, is_better
+from spheroid_node.node.holdings import holding
+from spheroid_node.node.versions import Held, VersionStore, Whole, is_better
 from spheroid_node.rounds.forks import is_plausible
 from spheroid_node.rounds.outer import payload_elements
+from spheroid_node.rounds.shards import settled
 from spheroid_node.rounds.slots import Slots
 from spheroid_node.wire.codes import ErrorCode, WireError
 from spheroid_node.wire.messages import HopAddress, Listing, Manifest, Want
@@ -136,7 +138,8 @@ class Synchroniser:
             return held
         nodes = await self.nodes()
         for record in shuffled(nodes.values()):
-            if any(item.group == group and item.version >= version for item in record.held):
+            offer = holding(self._client.run, record, group)
+            if offer is not None and offer.version >= version:
                 try:
                     return await self._older_from(_address(nodes, record), group, version, digest)
                 except (TransferFailed, LinkFailed, WireError, OSError, TimeoutError, ValueError) as error:
@@ -158,15 +161,36 @@ class Synchroniser:
         self._partials.pop(group).close()
         return held
 
-    async def keep_up(self, groups: tuple[str, ...]) -> None:
+    async def whole(self, name: str, lag: int = 0) -> Whole | None:
+        """A block or the interface ``lag`` versions before the newest that its shards can be put together at.
+
+        The nearest to it that is to be had; None if nobody has shards that belong together.
+        """
+        groups = self._client.run.shards_of(name)
+        await asyncio.gather(*(self.behind(group, lag) for group in groups))
+        if len(groups) > 1:
+            histories = self._store.histories(name)
+            number = settled(history[-1].round for history in histories)
+            # Those that are ahead of the others are needed as they were; a round makes one version at most.
+            await asyncio.gather(
+                *(
+                    self.behind(group, lag + max(0, history[-1].round + 1 - number))
+                    for group, history in zip(groups, histories, strict=True)
+                )
+            )
+        return self._store.whole_behind(name, lag)
+
+    async def keep_up(self, wholes: tuple[str, ...]) -> None:
         """After every slot, take the versions that it made, whatever the trainer does. For ever.
 
         A worker fetches them itself when it is ready for them; one whose trainer hangs still serves.
         """
         slots, clock = Slots.of(self._client.run.round), self._client.dht.time
+        groups = [group for name in wholes for group in self._client.run.shards_of(name)]
         while True:
             await sleep_until(clock, slots.start(slots.round_at(clock()) + 1))
             await asyncio.gather(*map(self.sync, groups))
+            await asyncio.gather(*map(self.whole, wholes))
 
     async def follow(self, signer: str, sealed: bytes) -> Held:
         """Take a manifest that came directly from its aggregator, if it is better than what is held.
@@ -243,11 +267,11 @@ class Synchroniser:
         """Manifests expire when a swarm sleeps; a holder still has its own, signed."""
         nodes = await self.nodes()
         for record in shuffled(nodes.values()):
-            offers = [item for item in record.held if item.group == group and item.version > held.version]
-            if not offers:
+            offer = holding(self._client.run, record, group)
+            if offer is None or offer.version <= held.version:
                 continue
             try:
-                listing = await self._listing(_address(nodes, record), group, offers[0].version)
+                listing = await self._listing(_address(nodes, record), group, offer.version)
                 if listing is not None:
                     signer, manifest = Manifest.unseal(listing.manifest)
                     if manifest.group == group and self._is_plausible(signer, manifest):
@@ -275,7 +299,7 @@ class Synchroniser:
             HopAddress(peer=peer, host=record.host, port=record.port)
             for peer, record in nodes.items()
             if peer == first
-            or any(item.group == group and item.digest == manifest.digest for item in record.held)
+            or ((held := holding(self._client.run, record, group)) is not None and held.is_of(manifest))
         ]
         return shuffled(address for address in named if address.peer != self._client.identity.peer)
 

@@ -12,7 +12,9 @@ import structlog
 
 from spheroid_node.errors import CheckpointInvalid, RunMismatch
 from spheroid_node.model.initial import initial_vector
+from spheroid_node.model.parameters import join
 from spheroid_node.node.disk import Disk
+from spheroid_node.rounds import shards
 from spheroid_node.rounds.forks import choose
 from spheroid_node.rounds.outer import first_payload
 from spheroid_node.run import RunSpec
@@ -94,6 +96,29 @@ class Held:
         return tuple(update.norm for update in updates if update.verdict is Verdict.ACCEPTED)
 
 
+@dataclass(frozen=True)
+class Whole:
+    """A block or the interface at one of its versions, of which a node holds all shards.
+
+    ``number`` names it: the version of its only group or, where there are shards, the N of rounds/shards.py.
+    """
+
+    name: str
+    number: int
+    shards: tuple[Held, ...]
+
+    @property
+    def vector(self) -> Vector:
+        """The parameters: float32."""
+        return join([held.vector for held in self.shards])
+
+    @property
+    def digest(self) -> bytes:
+        """Of the version or, where there are shards, of their digests."""
+        digests = [held.digest for held in self.shards]
+        return digests[0] if len(digests) == 1 else digest_of_hashes(digests)
+
+
 class VersionStore:
     """The last :attr:`RunSpec.kept_versions` of every group; what other nodes fetch from this one."""
 
@@ -136,6 +161,34 @@ class VersionStore:
         self.newest(group)
         held = self._held[group]
         return {number: version.manifest for number, version in held.items() if version.manifest}
+
+    def whole(self, name: str, number: int) -> Whole | None:
+        """A block or the interface at exactly this version; None if that is not here."""
+        groups = self._run.shards_of(name)
+        if len(groups) == 1:
+            held = self.get(name, number)
+            return None if held is None else Whole(name, number, (held,))
+        versions = shards.at(self.histories(name), number)
+        if versions is None:
+            return None
+        found = tuple(self._held[group][version] for group, version in zip(groups, versions, strict=True))
+        return Whole(name, number, found)
+
+    def whole_behind(self, name: str, lag: int) -> Whole | None:
+        """As :meth:`behind`, of a block or the interface; None if no shards that are here belong together."""
+        if len(self._run.shards_of(name)) == 1:
+            held = self.behind(name, lag)
+            return Whole(name, held.version, (held,))
+        here = shards.numbers(self.histories(name))
+        return self.whole(name, here[min(lag, len(here) - 1)]) if here else None
+
+    def histories(self, name: str) -> list[list[shards.Dated]]:
+        """By shard of a block or the interface: the versions that are here, ascending."""
+        newest = [self.newest(group) for group in self._run.shards_of(name)]
+        return [
+            [shards.Dated(held.version, held.round) for _, held in sorted(self._held[item.group].items())]
+            for item in newest
+        ]
 
     def groups(self) -> tuple[str, ...]:
         return tuple(self._held)

@@ -24,7 +24,7 @@ from spheroid_node.node.training import Trained, Training
 from spheroid_node.node.versions import Held, VersionStore
 from spheroid_node.rounds.collection import Base
 from spheroid_node.rounds.contribution import Contributor, Submission
-from spheroid_node.rounds.election import ranking
+from spheroid_node.rounds.election import candidates
 from spheroid_node.rounds.pacing import Pace
 from spheroid_node.rounds.slots import Slots
 from spheroid_node.run import INTERFACE_GROUP
@@ -293,7 +293,7 @@ class Worker:
         group = submission.header.group
         eligible = {peer for peer, record in nodes.items() if owns(record, group)}
         eligible.add(self._client.identity.peer)
-        ranked = [peer for peer in ranking(self._run.run_id, group, round, eligible) if peer not in lost]
+        ranked = [peer for peer in candidates(self._run, group, round, eligible) if peer not in lost]
         return await self._submitter.deliver(submission, ranked, nodes)
 
     # --- after it ---------------------------------------------------------------------------------

@@ -3,7 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+
+from spheroid_node.run import RunSpec, whole_of
+
+
+def candidates(run: RunSpec, group: str, round: int, replicas: Collection[str]) -> list[str]:
+    """All ``replicas`` of ``group``, the aggregator first; each of the others steps in for those before it.
+
+    Up to ``shard_above`` replicas one peer leads all shards of a block, as if it were not cut; above, each
+    shard has a ranking of its own. Two peers that see different numbers of replicas may so see different
+    aggregators, which is no worse than where one of them misses a replica: see rounds/forks.py.
+    """
+    elected = group if len(set(replicas)) > run.round.shard_above else whole_of(group)
+    return ranking(run.run_id, elected, round, replicas)
 
 
 def ranking(run_id: str, group: str, round: int, peers: Iterable[str]) -> list[str]:

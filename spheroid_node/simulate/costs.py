@@ -136,7 +136,7 @@ def upstream_flops(run: RunSpec, block: int) -> float:
 def _own_flops(run: RunSpec, block: int) -> tuple[float, float]:
     with FakeTensorMode(), sdpa_kernel(SDPBackend.MATH):
         hop, ahead = Hop(run, block), run.ahead_block(block)
-        hop.interface.requires_grad_(INTERFACE_GROUP in run.worker_groups(block))
+        hop.interface.requires_grad_(INTERFACE_GROUP in run.worker_wholes(block))
         copy = None if ahead is None else frozen_hop(run, ahead, hop.interface, mixed=False)
         draw = _draw(run)
         with FlopCounterMode(display=False) as counter:

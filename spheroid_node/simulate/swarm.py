@@ -11,12 +11,12 @@ from math import fsum
 
 from spheroid_node.model.composed import ComposedModel
 from spheroid_node.model.initial import initial_vector
-from spheroid_node.model.parameters import elements, group_module, unflatten_
+from spheroid_node.model.parameters import elements, group_module, join, unflatten_
 from spheroid_node.model.randomness import stream
 from spheroid_node.rounds.aggregation import PayloadFacts
 from spheroid_node.rounds.aggregator import Aggregator, NewVersion, Offer
 from spheroid_node.rounds.collection import Answer, Base
-from spheroid_node.rounds.election import ranking
+from spheroid_node.rounds.election import candidates
 from spheroid_node.rounds.forks import choose, is_plausible
 from spheroid_node.rounds.outer import first_payload, payload_elements
 from spheroid_node.rounds.slots import Slots
@@ -153,8 +153,15 @@ class Swarm:
             yield self._report(round, self.evaluate() if wanted else None)
 
     def together(self) -> dict[str, Version]:
-        """By group, what belongs together: the newest version, or one as far behind as staggering has it."""
-        return {group: self.version(group, lag) for group, lag in self.run.lags.items()}
+        """By block and interface, what belongs together: the newest version, or one as far behind as
+        staggering has it. Shards are put together as they are."""
+        return {whole: self._whole(whole, lag) for whole, lag in self.run.lags.items()}
+
+    def _whole(self, whole: str, lag: int) -> Version:
+        versions = [self.version(group, lag) for group in self.run.shards_of(whole)]
+        oldest = min(versions, key=lambda version: version.base.version)
+        parameters = join([version.vector for version in versions])
+        return oldest if len(versions) == 1 else replace(oldest, vector=parameters)
 
     def model(self) -> ComposedModel:
         """What the versions of :meth:`together` make."""
@@ -174,8 +181,10 @@ class Swarm:
         return None if self._windows is None else from_noise(self.model(), self._windows)
 
     def digest(self) -> str:
-        """Names the parameters of all groups: equal digests, equal models."""
-        return digest_of_hashes(vector_digest(self.versions[group].vector) for group in self.run.groups).hex()
+        """Names the newest parameters of all blocks and of the interface: equal digests, equal models."""
+        return digest_of_hashes(
+            vector_digest(self._whole(whole, 0).vector) for whole in self.run.wholes
+        ).hex()
 
     # --- a slot -----------------------------------------------------------------------------------
 
@@ -183,12 +192,11 @@ class Swarm:
         self._verdicts.clear()
         self._outcomes.clear()
         self._mishaps = self.regime.mishaps(self.run, self._seed, round, len(self.workers))
-        run_id = self.run.run_id
         for group in self.run.groups:
-            ranked = enumerate(ranking(run_id, group, round, self._peers[group]))
-            candidates = ((rank, self._by_peer[peer]) for rank, peer in ranked)
+            ranked = enumerate(candidates(self.run, group, round, self._peers[group]))
+            places = ((rank, self._by_peer[peer]) for rank, peer in ranked)
             # Whoever does not answer is skipped for the next.
-            found = next((place for place in candidates if not self._mishaps.away[place[1].index]), None)
+            found = next((place for place in places if not self._mishaps.away[place[1].index]), None)
             if found:
                 self._leaders[group, round] = found
                 base, size = self.versions[group].base, len(self.versions[group].vector)

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 
 from spheroid_node.model.composed import Hop
 from spheroid_node.model.initial import initial_vector
-from spheroid_node.model.parameters import flatten, unflatten_
+from spheroid_node.model.parameters import flatten, part_of_whole, unflatten_
 from spheroid_node.model.randomness import stream
-from spheroid_node.run import INTERFACE_GROUP, RunSpec, TrainingSpec, block_group
+from spheroid_node.run import INTERFACE_GROUP, RunSpec, TrainingSpec, block_group, whole_of
 from spheroid_node.training.device import resolve_precision
 from spheroid_node.training.evaluation import chain_ce
 from spheroid_node.training.frozen import bytes_of, frozen_hop
@@ -144,15 +144,17 @@ class LocalTrainer:
             **{block_group(hop.index): hop.block for hop in (*copies, self.hop)},
         }
         self.groups = run.worker_groups(block)
-        self.hop.interface.requires_grad_(INTERFACE_GROUP in self.groups)
-        self._parameters = [p for group in self.groups for p in self._modules[group].parameters()]
+        self.wholes = run.worker_wholes(block)
+        self.hop.interface.requires_grad_(INTERFACE_GROUP in self.wholes)
+        self._parameters = [p for whole in self.wholes for p in self._modules[whole].parameters()]
         self._optimiser = self._build_optimiser()
         self._loaded: dict[str, _Loaded] = {}
         self._loads = 0
         self._before_screen = (-1, 0, math.nan)
         """What :meth:`screen` compares with: number of loads, windows, and the cross-entropy then."""
-        for group in self._modules:
-            self.load(group, 0, 0, initial_vector(run, group))
+        for whole in self._modules:
+            for group in run.shards_of(whole):
+                self.load(group, 0, 0, initial_vector(run, group))
 
     def load(
         self,
@@ -170,15 +172,15 @@ class LocalTrainer:
         section 6, point 9). Raises :class:`ValueError` for a group this worker does not hold or a vector of
         another length.
         """
-        if group not in self._modules:
+        if whole_of(group) not in self._modules:
             raise ValueError(f"a worker of block {self.block} does not hold the group {group!r}")
-        module, self._loads = self._modules[group], self._loads + 1
+        self._loads += 1
         if group not in self.groups:
-            unflatten_(module, vector)
+            self._set(group, vector)
             return
         ahead, trained = self._ahead(group) if carry else (None, 0)
         start = vector.copy() if left_over is None else vector + left_over
-        unflatten_(module, start if ahead is None else start + ahead)
+        self._set(group, start if ahead is None else start + ahead)
         self._loaded[group] = _Loaded(vector.copy(), start, version, steps, trained)
 
     def _ahead(self, group: str) -> tuple[Vector | None, int]:
@@ -211,8 +213,7 @@ class LocalTrainer:
         draw = self._draw()
         self.drawn += 1
         for settings in self._optimiser.param_groups:
-            loaded = self._loaded[settings["group"]]
-            settings["lr"] = learning_rate(self.run.training, loaded.steps + loaded.trained)
+            settings["lr"] = learning_rate(self.run.training, self._steps(settings["group"]))
         minimised, own = self._losses(draw)
         minimised.backward()  # type: ignore[no-untyped-call]
         norm = nn.utils.clip_grad_norm_(self._parameters, self.run.training.clip_norm)
@@ -261,14 +262,14 @@ class LocalTrainer:
 
     def update(self, group: str) -> Vector:
         """What a group has learnt since it was loaded or its last update taken: float32 [elements]."""
-        vector = flatten(self._modules[group])
+        vector = self._get(group)
         vector -= self._loaded[group].start
         return vector
 
     def take(self, group: str) -> Vector:
         """:meth:`update`; the next one is measured from here, and training can go on meanwhile."""
         loaded = self._loaded[group]
-        now = flatten(self._modules[group])
+        now = self._get(group)
         update: Vector = now - loaded.start
         loaded.start, loaded.taken = now, loaded.trained
         return update
@@ -311,14 +312,21 @@ class LocalTrainer:
     @contextmanager
     def _at(self, vectors: Mapping[str, Vector]) -> Iterator[None]:
         """With these parameters, for as long as it lasts."""
-        kept = {group: flatten(self._modules[group]) for group in vectors}
+        kept = {group: self._get(group) for group in vectors}
         try:
             for group, vector in vectors.items():
-                unflatten_(self._modules[group], vector)
+                self._set(group, vector)
             yield
         finally:
             for group, vector in kept.items():
-                unflatten_(self._modules[group], vector)
+                self._set(group, vector)
+
+    def _get(self, group: str) -> Vector:
+        """A copy of the parameters of a group as they are now: float32 [elements]."""
+        return flatten(self._modules[whole_of(group)], part_of_whole(self.run, group))
+
+    def _set(self, group: str, vector: Vector) -> None:
+        unflatten_(self._modules[whole_of(group)], vector, part_of_whole(self.run, group))
 
     def save(self, path: Path) -> None:
         """Store moments and counters. Raises :class:`OSError`, and then nothing has changed on disk."""
@@ -341,7 +349,7 @@ class LocalTrainer:
             {"params": matrices, "weight_decay": training.weight_decay, "group": own},
             {"params": vectors, "weight_decay": 0.0, "group": own},
         ]
-        if INTERFACE_GROUP in self.groups:
+        if INTERFACE_GROUP in self.wholes:
             interface = list(self.hop.interface.parameters())
             settings.append({"params": interface, "weight_decay": 0.0, "group": INTERFACE_GROUP})
         return torch.optim.AdamW(
@@ -350,10 +358,15 @@ class LocalTrainer:
 
     def _named_parameters(self) -> dict[str, nn.Parameter]:
         return {
-            f"{group}.{name}": parameter
-            for group in self.groups
-            for name, parameter in self._modules[group].named_parameters()
+            f"{whole}.{name}": parameter
+            for whole in self.wholes
+            for name, parameter in self._modules[whole].named_parameters()
         }
+
+    def _steps(self, whole: str) -> int:
+        """Training steps behind a block or the interface: of its shards, those of the one that has most."""
+        loaded = [self._loaded[group] for group in self.run.shards_of(whole)]
+        return max(shard.steps + shard.trained for shard in loaded)
 
     def _draw(self) -> Draw:
         model, batch = self.run.model, self.run.training.batch

@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 from spheroid_node.model.composed import Hop
 from spheroid_node.model.parameters import elements
 from spheroid_node.rounds.outer import payload_elements
-from spheroid_node.run import INTERFACE_GROUP, RunSpec, block_group
+from spheroid_node.run import INTERFACE_GROUP, RunSpec, block_group, whole_of
 from spheroid_node.training.frozen import FrozenBlock, bytes_of, frozen_hop, half_dtype
 from spheroid_node.training.loss import Draw, Noise, block_loss, upstream_hidden
 from spheroid_node.wire.tensors import encoded_size
@@ -95,13 +95,13 @@ def plan(run: RunSpec, block: int, device_kind: DeviceKind = "cuda", mixed: bool
     """
     run.check_block(block)
     mixed = device_kind == "cuda" if mixed is None else mixed
-    trained = sum(group_elements(run, group) for group in run.worker_groups(block))
+    trained = sum(group_elements(run, whole) for whole in run.worker_wholes(block))
     held = group_elements(run, block_group(block)) + group_elements(run, INTERFACE_GROUP)
     return Needs(
         parameters=FLOAT32_BYTES * held,
         gradients=FLOAT32_BYTES * trained,
         optimiser=MOMENT_BYTES * trained,
-        upstream=_sum_of_blocks(partial(_frozen_bytes, run, mixed), tuple(run.copied_groups(block))),
+        upstream=_sum_of_blocks(partial(_frozen_bytes, run, mixed), _copied(run, block)),
         activations=_activation_bytes(
             run, min(block, 1), run.ahead_block(block) is not None, device_kind, mixed
         ),
@@ -142,7 +142,7 @@ def traffic(run: RunSpec, block: int, compression: str | None = None) -> Traffic
     run.check_block(block)
     groups = run.worker_groups(block)
     trained = [group_elements(run, group) for group in groups]
-    copied = _sum_of_blocks(partial(group_elements, run), tuple(run.copied_groups(block)))
+    copied = _sum_of_blocks(partial(group_elements, run), _copied(run, block))
     return Traffic(
         update=sum(encoded_size(size, compression or run.round.compression) for size in trained),
         versions=encoded_size(payload_elements(run.training, sum(trained) + copied), "float32"),
@@ -157,7 +157,13 @@ def total_elements(run: RunSpec) -> int:
 
 def group_elements(run: RunSpec, group: str) -> int:
     """Parameters of ``group``. All blocks after block 0 have one shape, so that only one is ever built."""
-    return elements(run, group if group in (INTERFACE_GROUP, FIRST) else SECOND)
+    whole = whole_of(group)
+    built = whole if whole in (INTERFACE_GROUP, FIRST) else SECOND
+    return elements(run, built + group.removeprefix(whole))
+
+
+def _copied(run: RunSpec, block: int) -> tuple[str, ...]:
+    return tuple(map(block_group, run.copied_blocks(block)))
 
 
 def _sum_of_blocks(size: Callable[[str], int], groups: Sequence[str]) -> int:
@@ -195,7 +201,7 @@ def _activation_bytes(
     if layers > MEASURED_LAYERS:
         half = MEASURED_LAYERS // 2
         most += (layers - MEASURED_LAYERS) * (most - peak(half)) // half
-    trained = sum(group_elements(run, group) for group in run.worker_groups(block))
+    trained = sum(group_elements(run, whole) for whole in run.worker_wholes(block))
     return most - FLOAT32_BYTES * trained
 
 
@@ -203,7 +209,7 @@ def _peak_bytes(run: RunSpec, block: int, looks_ahead: bool, device_kind: Device
     """Most bytes alive during draw, forward and backward pass: gradients included, parameters left out."""
     with FakeTensorMode():
         hop = Hop(run, block)
-        hop.interface.requires_grad_(INTERFACE_GROUP in run.worker_groups(block))
+        hop.interface.requires_grad_(INTERFACE_GROUP in run.worker_wholes(block))
         upstream = [frozen_hop(run, index, hop.interface, mixed) for index in run.upstream_blocks(block)]
         ahead = frozen_hop(run, block + 1, hop.interface, mixed) if looks_ahead else None
         alive = _AliveBytes(nn.ModuleList([hop, *upstream, *([ahead] if ahead else [])]))

@@ -28,6 +28,9 @@ MAX_TTL = 24 * 3600.0
 MAX_RECORD_BYTES = 20_480
 """A manifest of MAX_UPDATES updates has about 18,600."""
 MAX_NEIGHBOURS = 32
+MAX_SHARDS = 2 * 256
+"""Of a block and the interface."""
+SHARD_BYTES = 12
 
 
 def runs_key() -> str:
@@ -95,6 +98,7 @@ class NodeRecord(Message):
     round: Annotated[int, Field(ge=-1, lt=2**63)]
     """Newest round it took part in; −1 before the first."""
     held: Annotated[list[HeldVersion], Field(max_length=16)]
+    """Blocks and interface."""
     serves: Count
     """The version of its block that new sessions get: behind the newest where the run staggers its blocks."""
     accepted: Count
@@ -115,3 +119,6 @@ class NodeRecord(Message):
     """The nodes that this one may be followed by in a chain."""
     note: Annotated[str, Field(max_length=200)] = ""
     """The newest thing its owner should know, e.g. that it misses deadlines."""
+    shards: Annotated[bytes, Field(max_length=MAX_SHARDS * SHARD_BYTES)] = b""
+    """Of a run with shards, the newest version of each shard that the node trains, 12 bytes each: the version
+    and the first 8 bytes of its digest."""

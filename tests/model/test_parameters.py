@@ -13,7 +13,9 @@ from spheroid_node.model.parameters import (
     elements,
     flatten,
     group_module,
+    joined,
     named_tensors,
+    part_of_whole,
     shapes,
     unflatten_,
     vector_of,
@@ -86,3 +88,38 @@ def test_hops_of_a_model_share_its_parameters(run: RunSpec) -> None:
     for index in range(2):
         assert model.hop(index).block is group_module(model, f"block-{index}")
         assert model.hop(index).interface is model.interface
+
+
+def test_shards_are_nearly_equal_parts_of_their_whole(make_run: MakeRun) -> None:
+    whole, cut = make_run(denoiser="edm"), make_run(denoiser="edm", round={"shards": 7})
+    for name in whole.groups:
+        groups, vector = cut.shards_of(name), initial_vector(whole, name)
+        sizes = [elements(cut, group) for group in groups]
+        assert max(sizes) - min(sizes) <= 1
+        assert elements(cut, name) == sum(sizes) == len(vector)
+        shards = {group: initial_vector(cut, group) for group in groups}
+        assert [len(shard) for shard in shards.values()] == sizes
+        assert np.array_equal(joined(cut, shards)[name], vector)
+        assert np.array_equal(initial_vector(cut, name), vector)
+        for group, shard in shards.items():
+            assert np.array_equal(vector_of(cut, group, named_tensors(cut, group, shard)), shard)
+    with pytest.raises(ValueError, match=r"block-0\.7"):
+        elements(cut, "block-0.7")
+    with pytest.raises(ValueError, match=r"block-0\.0"):
+        elements(whole, "block-0.0")
+
+
+@pytest.mark.parametrize("matrices", [torch.float32, torch.float16])
+def test_a_shard_is_set_without_touching_the_others(make_run: MakeRun, matrices: torch.dtype) -> None:
+    run = make_run(round={"shards": 5})
+    module = build_group(run, "block-1").to(matrices)
+    unflatten_(module, np.zeros(elements(run, "block-1"), dtype=np.float32))
+    part, size = part_of_whole(run, "block-1.2"), elements(run, "block-1.2")
+    vector = np.arange(size, dtype=np.float32) % 1000 + 1
+    unflatten_(module, vector, part)
+    assert np.array_equal(flatten(module, part), vector)
+    after = flatten(module)
+    assert np.array_equal(after[part], vector)
+    assert not after[: part.start].any() and not after[part.stop :].any()
+    with pytest.raises(ValueError, match="shape"):
+        unflatten_(module, vector[:-1], part)

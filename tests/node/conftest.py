@@ -14,13 +14,14 @@ from spheroid_node.net.links import LinkServer
 from spheroid_node.net.transfer import serve_transfer
 from spheroid_node.node.access import Client
 from spheroid_node.node.collecting import Collector
+from spheroid_node.node.holdings import held_fields
 from spheroid_node.node.submitting import Submitter
 from spheroid_node.node.sync import Synchroniser
 from spheroid_node.node.versions import VersionStore
 from spheroid_node.rounds.forks import choose
 from spheroid_node.run import ModelSpec, RoundSpec, RunSpec, TrainingSpec
 from spheroid_node.wire.messages import HopAddress, Manifest, UpdateHeader
-from spheroid_node.wire.records import HeldVersion, NodeRecord
+from spheroid_node.wire.records import NodeRecord
 
 
 @pytest.fixture
@@ -125,12 +126,10 @@ class Peer:
         self.world.records[self.id] = self.announced()
 
     def announced(self) -> NodeRecord:
-        held = [self.store.newest(group) for group in self.groups]
         return NodeRecord(
             run=self.world.run.run_id, block=self.block, state="online", host="127.0.0.1",
             port=self.address.port, device="cpu", started=0.0, round=-1,
-            held=[HeldVersion(group=h.group, version=h.version, digest=h.digest) for h in held],
-            serves=held[0].version,
+            **held_fields(self.world.run, self.block, self.store),
             accepted=0, late=0, refused=0, led=0, tokens_per_second=0.0, train_loss=None,
             from_noise_ce=None, bytes_in=0, bytes_out=0, sessions=0, hop_seconds=0.0,
         )  # fmt: skip

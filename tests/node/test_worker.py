@@ -89,9 +89,15 @@ def quick(run: RunSpec) -> World:
 
 
 async def worked(
-    world: World, tmp_path: Path, fails_at: set[int], versions: int, dies: bool = True, **more: Any
+    world: World,
+    tmp_path: Path,
+    fails_at: set[int],
+    versions: int,
+    dies: bool = True,
+    group: str = "block-0",
+    **more: Any,
 ) -> Any:
-    """Run one worker until its block has that many versions; what it did."""
+    """Run one worker until a group of its has that many versions; what it did."""
     peer = Peer(world, 0, tmp_path)
     trainer = EagerTrainer(world.run, peer.groups)
     trainer.fails_at, trainer.dies = fails_at, dies
@@ -105,8 +111,8 @@ async def worked(
     tasks = [asyncio.create_task(work) for work in (peer.collector.run(), worker.run())]
     try:
         async with asyncio.timeout(30):
-            while peer.store.newest("block-0").version < versions:
-                newest = peer.store.newest("block-0").manifest
+            while peer.store.newest(group).version < versions:
+                newest = peer.store.newest(group).manifest
                 if newest is not None and newest not in [manifest for _, manifest in seen]:
                     seen.append((time.time(), newest))
                 assert not any(task.done() for task in tasks), tasks

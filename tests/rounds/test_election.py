@@ -6,7 +6,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spheroid_node.rounds.election import ranking
+from spheroid_node.rounds.election import candidates, ranking
+from spheroid_node.run import ModelSpec, RoundSpec, RunSpec
 
 PEERS = [f"peer-{index}" for index in range(8)]
 names = st.lists(st.text(min_size=1, max_size=8), min_size=1, max_size=12)
@@ -52,3 +53,21 @@ def test_who_leads_now_says_nothing_about_who_leads_next() -> None:
 def test_the_ranking_is_part_of_the_protocol() -> None:
     """Another implementation must get the same: BLAKE2b-512 of the lines, highest first."""
     assert ranking("0123456789abcdef", "interface", 42, ["a", "b", "c", "d"]) == ["c", "a", "d", "b"]
+
+
+def test_few_replicas_elect_one_leader_of_all_shards_and_many_one_of_each() -> None:
+    run = RunSpec(
+        name="cut",
+        model=ModelSpec(blocks=2, layers=1, width=16, heads=2, window=8),
+        round=RoundSpec(shards=8, shard_above=5),
+    )
+    few, many, groups = PEERS[:5], PEERS[:6], run.shards_of("block-1")
+    for round in range(20):
+        whole = ranking(run.run_id, "block-1", round, few)
+        assert all(candidates(run, group, round, few) == whole for group in groups)
+        assert all(candidates(run, group, round, [*few, few[0]]) == whole for group in groups)
+        apart = [candidates(run, group, round, many) for group in groups]
+        assert apart == [ranking(run.run_id, group, round, many) for group in groups]
+        assert len({ranked[0] for ranked in apart}) > 1
+    uncut = run.model_copy(update={"round": RoundSpec(shard_above=1)})
+    assert candidates(uncut, "block-1", 3, many) == ranking(uncut.run_id, "block-1", 3, many)

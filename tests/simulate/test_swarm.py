@@ -373,3 +373,20 @@ def test_the_versions_that_belong_together_make_the_model(text: Text, learning: 
     }  # fmt: skip
     for block, part in enumerate(parts.values()):
         np.testing.assert_array_equal(flatten(swarm.model().blocks[block]), part.vector)
+
+
+@pytest.mark.parametrize("above", [50, 1])
+def test_in_shards_a_swarm_learns_the_same(text: Text, above: int) -> None:
+    """Where all workers are heard and no update is clipped, whoever leads which shard."""
+    run = tiny_run()
+    models = []
+    for shards in (1, 5):
+        rule = {"shards": shards, "shard_above": above, "aggregation": "mean"}
+        cut = run.model_copy(update={"round": run.round.model_copy(update=rule)})
+        swarm = Swarm(cut, text, 6, seed=5)
+        reports = list(swarm.play(3, evaluate_every=3))
+        assert {report.participation for report in reports} == {1.0}
+        leaders = {swarm.chosen[group][0] for group in cut.shards_of("block-0")}
+        assert len(leaders) == 1 or (shards, above) == (5, 1)
+        models.append((swarm.digest(), reports[-1].ce, reports[-1].bytes_moved))
+    assert models[0] == models[1]

@@ -12,7 +12,7 @@ import torch
 
 from spheroid_node.errors import CheckpointInvalid, NoSuchBlock, RunMismatch
 from spheroid_node.model.initial import initial_vector
-from spheroid_node.model.parameters import flatten
+from spheroid_node.model.parameters import flatten, joined
 from spheroid_node.run import INTERFACE_GROUP, RunSpec, TrainingSpec
 from spheroid_node.training.local import LocalTrainer, NonFiniteLoss, learning_rate
 from spheroid_node.training.loss import Draw
@@ -466,3 +466,36 @@ def test_looking_ahead_has_a_golden_curve_too(make_run: MakeRun, text: Text) -> 
         GOLDEN.write_text(json.dumps({**golden, "lookahead": losses}, indent=1) + "\n")
         pytest.fail("wrote the curve lookahead; run again")
     np.testing.assert_allclose(losses, golden["lookahead"], atol=1e-3)
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: "-".join(recipe.values()))
+def test_in_shards_it_learns_the_same(make_run: MakeRun, text: Text, recipe: dict[str, str]) -> None:
+    whole = make_run(**recipe)
+    cut = whole.model_copy(update={"round": whole.round.model_copy(update={"shards": 3})})
+    trainers = [LocalTrainer(run, 1, text, worker_seed=5) for run in (whole, cut)]
+    for trainer in trainers:
+        for group in (*trainer.groups, *trainer.run.copied_groups(1)):
+            vector = initial_vector(trainer.run, group)
+            trainer.load(group, 1, 7, vector + np.float32(0.125))
+        trainer.train(5)
+    learnt = {group: trainers[1].update(group) for group in trainers[1].groups}
+    assert list(learnt) == [f"{name}.{number}" for name in whole.groups[1:] for number in range(3)]
+    for name, vector in joined(cut, learnt).items():
+        np.testing.assert_array_equal(vector, trainers[0].update(name))
+    assert parameters(trainers[0]) == parameters(trainers[1])
+    with pytest.raises(ValueError, match=r"block-1\.3"):
+        trainers[1].load("block-1.3", 1, 1, vector)
+
+
+def test_the_rate_follows_the_shard_that_has_most_steps(make_run: MakeRun, text: Text) -> None:
+    run = make_run(training={"warmup_steps": 100})
+    run = run.model_copy(update={"round": run.round.model_copy(update={"shards": 2})})
+    trainer = LocalTrainer(run, 0, text)
+    for group, steps in (("block-0.0", 20), ("block-0.1", 35), ("interface.0", 5), ("interface.1", 0)):
+        trainer.load(group, 1, steps, initial_vector(run, group))
+    trainer.step()
+    rates = {settings["group"]: settings["lr"] for settings in trainer._optimiser.param_groups}
+    assert rates == {
+        "block-0": learning_rate(run.training, 35),
+        "interface": learning_rate(run.training, 5),
+    }

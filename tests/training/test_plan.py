@@ -162,6 +162,15 @@ def test_momentum_travels_with_a_version() -> None:
         assert traffic(heavy, block).versions == 2 * traffic(run, block).versions
 
 
+def test_shards_move_and_hold_what_their_whole_does() -> None:
+    run = make(lookahead=0.5)
+    cut = run.model_copy(update={"round": run.round.model_copy(update={"shards": 7})})
+    for block in range(3):
+        assert plan(cut, block) == plan(run, block)
+        assert traffic(cut, block) == traffic(run, block)
+    assert total_elements(cut) == total_elements(run)
+
+
 def test_a_card_must_also_hold_what_is_no_tensor() -> None:
     needs = Needs(
         parameters=GIB, gradients=GIB, optimiser=2 * GIB, upstream=1, activations=GIB - 1, version=0
