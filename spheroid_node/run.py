@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import msgpack
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -184,10 +185,16 @@ class RunSpec(_Section):
             raise ValueError(f"protocol: the oldest ({self.protocol[0]}) is above the newest")
         return self
 
-    @property
+    @cached_property
     def run_id(self) -> str:
         """First 16 hex digits of the BLAKE2b hash of the packed run."""
         return hashlib.blake2b(self.pack()).hexdigest()[:16]
+
+    def model_copy(self, **changes: Any) -> Self:
+        """As in pydantic; a copy is a run of its own, and its id is worked out anew."""
+        copy = super().model_copy(**changes)
+        copy.__dict__.pop("run_id", None)
+        return copy
 
     @property
     def wholes(self) -> tuple[str, ...]:

@@ -258,3 +258,13 @@ def test_without_staggering_nothing_lags(learning: dict[str, object]) -> None:
     assert set(run.lags.values()) == {0}
     assert run.copy_lag(3, 0) == 0
     assert run.kept_versions == 2
+
+
+def test_a_changed_copy_is_another_run() -> None:
+    run = spec()
+    before = run.run_id
+    copy = run.model_copy(update={"seed": 5})
+    assert copy.run_id == spec(seed=5).run_id != before
+    assert run.model_copy().run_id == run.run_id == before
+    assert run == spec() and hash(run) == hash(spec())
+    assert run.model_dump() == spec().model_dump()

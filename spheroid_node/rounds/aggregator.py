@@ -89,10 +89,10 @@ class Aggregator:
         self, offer: Offer, facts: PayloadFacts, chunks: Iterable[bytes | memoryview], now: float
     ) -> Answer:
         """Judge a payload and, if it is accepted, add it. If ``chunks`` raises, nothing has happened."""
-        known = set(self.collection.accepted())
+        known = self.collection.has_accepted(offer.author)
         answer = self.collection.payload(offer.author, facts, now)
         # A repeated delivery gets its first answer again, and is not added a second time.
-        if answer.verdict is Verdict.ACCEPTED and offer.author not in known:
+        if answer.verdict is Verdict.ACCEPTED and not known:
             try:
                 self._add(offer, chunks)
             except BaseException:

@@ -226,6 +226,11 @@ class Collection:
         """Authors of the accepted updates, in the order of acceptance."""
         return list(self._accepted)
 
+    def has_accepted(self, author: str) -> bool:
+        """Whether an update of ``author`` is part of the version."""
+        entry = self._entries.get(author)
+        return entry is not None and entry.final and _is_accepted(entry)
+
     def steps(self) -> int:
         """Local steps behind the next version: the base's and the mean of the accepted updates'."""
         most = self.run.training.local_steps

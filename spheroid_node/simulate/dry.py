@@ -20,7 +20,7 @@ ELEMENTS = 16
 """Of every update and version."""
 
 REPLICAS = 50
-"""Most workers a block of :func:`wide_run`: a manifest names 64 updates."""
+"""Most workers a block of :func:`wide_run`: one peer leads so many with ease."""
 
 
 def vector() -> Vector:
@@ -34,6 +34,7 @@ class DryLearner:
     def __init__(self, run: RunSpec, seed: int, index: int) -> None:
         self._run, self._seed, self._index = run, seed, index
         self._rounds = 0
+        self._update = vector()
 
     def load(
         self,
@@ -51,6 +52,8 @@ class DryLearner:
 
     def train(self, max_steps: int) -> TrainOutcome:
         self._rounds += 1
+        source = stream(self._seed, 4, self._index, self._rounds)
+        self._update = source.standard_normal(ELEMENTS, dtype=np.float32)
         training, window = self._run.training, self._run.model.window
         tokens = max_steps * training.batch * window
         return TrainOutcome(
@@ -65,21 +68,30 @@ class DryLearner:
         return None
 
     def take(self, group: str) -> Vector:
-        """float32 [ELEMENTS]."""
-        return stream(self._seed, 4, self._index, self._rounds).standard_normal(ELEMENTS, dtype=np.float32)
+        """float32 [ELEMENTS], the same for all groups."""
+        return self._update
 
 
 def wide_run(workers: int) -> RunSpec:
     """A run for a swarm of any size: so many blocks that each has at most 50 workers, and three at least.
 
     Every block is about 800 thousand parameters. The interface is frozen and no block reads the one before
-    it: both would bring all workers to one peer, which can take 64 updates a round.
+    it: both would bring all workers to one peer.
     """
+    return _run("wide", max(3, ceil(workers / REPLICAS)), shards=1)
+
+
+def crowded_run(blocks: int, shards: int) -> RunSpec:
+    """As :func:`wide_run`, but with so few blocks that each has many replicas, and may be cut into shards."""
+    return _run("crowded", blocks, shards)
+
+
+def _run(name: str, blocks: int, shards: int) -> RunSpec:
     return RunSpec(
-        name="wide",
-        model=ModelSpec(blocks=max(3, ceil(workers / REPLICAS)), layers=4, width=128, heads=4, window=128),
+        name=name,
+        model=ModelSpec(blocks=blocks, layers=4, width=128, heads=4, window=128),
         learning=LearningSpec(conditioning="context"),
         training=TrainingSpec(local_steps=40),
-        round=RoundSpec(period=60.0, settle=8.0),
+        round=RoundSpec(period=60.0, settle=8.0, shards=shards),
         interface="frozen",
     )

@@ -72,6 +72,8 @@ class RoundReport:
     """Trained since the first round began, by all workers of a block: mean over blocks."""
     bytes_moved: int
     """Since the first round began."""
+    busiest_bytes: int
+    """Sent and received in this slot by the machine that moved most."""
 
     @property
     def participation(self) -> float:
@@ -126,6 +128,7 @@ class Swarm:
         """Trained so far, by all workers of each block."""
         self.bytes_by_worker = [0] * workers
         """Sent and received so far, by each worker."""
+        self._moved_before = self.bytes_by_worker.copy()
         self._windows = (
             held_out_windows(text.held_out, evaluation_windows, run.model.window) if text else None
         )
@@ -147,6 +150,7 @@ class Swarm:
         end = self._round + rounds
         while self._round < end:
             round, self._round = self._round, self._round + 1
+            self._moved_before = self.bytes_by_worker.copy()
             self._open(round)
             self._clock.run_until(self.slots.end(round))
             wanted = self._round % evaluate_every == 0 or self._round == end
@@ -381,4 +385,5 @@ class Swarm:
             ce_readout=evaluation.ce_readout if evaluation else None,
             tokens=sum(self.tokens) / len(self.tokens),
             bytes_moved=self._moved,
+            busiest_bytes=max(map(int.__sub__, self.bytes_by_worker, self._moved_before)),
         )

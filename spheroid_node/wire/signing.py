@@ -6,6 +6,8 @@ A peer id is libp2p's: base58 of ``00 24`` (identity multihash, 36 bytes) and th
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import base58
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -18,13 +20,17 @@ PEER_PREFIX = bytes.fromhex("002408011220")
 SIGNATURE_BYTES = 64
 PUBLIC_KEY_BYTES = 32
 DOMAIN = b"spheroid-node/1/"
+KEYS_KNOWN = 2**14
+"""Base58 takes as long as a signature, and the same few peers sign again and again."""
 
 
+@lru_cache(maxsize=KEYS_KNOWN)
 def peer_id_of(public_key: bytes) -> str:
     """Peer id (base58, ``12D3Koo…``) of a raw 32-byte Ed25519 public key."""
     return base58.b58encode(PEER_PREFIX + public_key).decode()
 
 
+@lru_cache(maxsize=KEYS_KNOWN)
 def public_key_of(peer: str) -> bytes:
     """Raw public key in a peer id. Raises :class:`WireError` (malformed) for any other string.
 

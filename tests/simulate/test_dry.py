@@ -7,9 +7,10 @@ import pytest
 
 from spheroid_node.rounds.contribution import Contributor
 from spheroid_node.run import ModelSpec, RoundSpec, RunSpec, TrainingSpec
-from spheroid_node.simulate.dry import ELEMENTS, DryLearner, wide_run
+from spheroid_node.simulate.dry import ELEMENTS, DryLearner, crowded_run, wide_run
 from spheroid_node.simulate.regime import REGIMES
 from spheroid_node.simulate.swarm import Swarm
+from spheroid_node.training.plan import traffic as planned_traffic
 from spheroid_node.training.text import Text
 from spheroid_node.wire.codes import Reason, Verdict
 from spheroid_node.wire.messages import MAX_UPDATES, MAX_UPDATES_NAMED, Receipt
@@ -98,3 +99,27 @@ def test_the_wide_run_has_room_for_all_workers(workers: int, blocks: int) -> Non
     run = wide_run(workers)
     assert run.model.blocks == blocks
     assert -(-workers // blocks) <= MAX_UPDATES_NAMED
+
+
+def test_shards_share_the_traffic_of_an_aggregator() -> None:
+    """Of 60 replicas of a block: more than one peer leads for."""
+    busiest = {}
+    for shards in (1, 8):
+        swarm = Swarm(crowded_run(2, shards), None, 120)
+        reports = list(swarm.play(2))
+        assert [(report.participation, report.expected) for report in reports] == [(1.0, 120 * shards)] * 2
+        whole = planned_traffic(swarm.run, 0)
+        # The first round has the updates that a leader takes in and its own; the second fetches versions.
+        if shards == 1:
+            assert reports[0].busiest_bytes == 59 * whole.update
+            assert reports[1].busiest_bytes >= 59 * whole.versions
+        assert reports[1].bytes_moved == pytest.approx((2 * whole.update + whole.versions) * 2 * 59, rel=1e-4)
+        busiest[shards] = max(report.busiest_bytes for report in reports)
+    assert busiest[8] < busiest[1] / 2
+
+
+def test_few_replicas_have_one_leader_of_all_shards() -> None:
+    swarm = Swarm(crowded_run(2, 8), None, 20)
+    list(swarm.play(1))
+    for whole in swarm.run.wholes:
+        assert len({swarm.chosen[group][0] for group in swarm.run.shards_of(whole)}) == 1
