@@ -14,6 +14,8 @@ from spheroid_node.wire.records import HeldVersion, NodeRecord
 
 ENTRY = struct.Struct(f">I{PREFIX_BYTES}s")
 """Of ``shards`` in a record, one for each shard of what the node trains, in their order."""
+LARGEST = 2**32 - 1
+"""Version that an entry has room for."""
 
 
 @dataclass(frozen=True)
@@ -55,4 +57,4 @@ def held_fields(run: RunSpec, block: int, store: VersionStore) -> dict[str, Any]
 
 
 def _packed(newest: Iterable[Held]) -> bytes:
-    return b"".join(ENTRY.pack(held.version, held.digest[:PREFIX_BYTES]) for held in newest)
+    return b"".join(ENTRY.pack(min(held.version, LARGEST), held.digest[:PREFIX_BYTES]) for held in newest)
