@@ -68,11 +68,11 @@ def test_an_update_beside_the_named_ones_is_contained_too(contributor: Contribut
     digest = send(contributor).header.digest
     crowded = manifest(b"x" * 32).model_copy(update={"also": bytes(8) + digest[:8]})
     assert crowded.accepted == 3
-    assert contributor.settle(crowded) is True
+    assert contributor.settle(line(crowded)) is True
     assert contributor.residual.vector.tolist() == [0.0, 0.0]
     send(contributor)
     shifted = crowded.model_copy(update={"also": bytes(4) + digest[:8] + bytes(4)})
-    assert contributor.settle(shifted) is False
+    assert contributor.settle(line(shifted)) is False
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,11 @@ def test_a_round_takes_no_more_updates_than_a_manifest_has_room_for() -> None:
     assert (len(manifest.updates), manifest.accepted) == (MAX_UPDATES_NAMED, MAX_UPDATES)
     assert Reason.NO_ROOM not in {update.reason for update in manifest.updates}
     # All workers that are in the version know it.
-    left = [worker for worker in swarm.workers if worker.contributors["block-0"].settle(manifest)]
+    left = [
+        worker
+        for worker in swarm.workers
+        if worker.contributors["block-0"].settle({manifest.version: manifest})
+    ]
     assert len(left) == MAX_UPDATES
 
 
