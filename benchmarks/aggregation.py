@@ -5,7 +5,8 @@
 ``updates``: simulated workers hand in updates of one group by the node's own path (sealed headers, meter,
 spool file, accumulator, manifest), without a network; beside it the mean as one would write it in numpy, over
 the same payloads. ``transfer``: one version from one process to another, by our transfer service and over a
-bare TLS socket, in turns. ``--only`` measures some of the parts; the rows of the others stay as they are.
+bare TLS socket, in turns. ``shards``: the busiest peer of 10,000 workers (:mod:`benchmarks.shards`).
+``--only`` measures some of the parts; the rows of the others stay as they are.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
@@ -27,6 +29,7 @@ import numpy as np
 import uvloop
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from benchmarks import shards
 from benchmarks.report import RESULTS, Found, write_result
 from spheroid_node.net.dialling import Dialler
 from spheroid_node.net.identity import Identity, ephemeral_identity
@@ -111,7 +114,7 @@ def aggregate(dtype: Dtype, rule: Rule, workers: int, elements: int, folder: str
 
 async def _aggregate(dtype: Dtype, rule: Rule, workers: int, elements: int, folder: Path) -> dict[str, float]:
     run, payload, vector = run_of(rule, dtype), payload_of(elements, dtype), np.ones(elements, np.float32)
-    base = Base.initial(vector)
+    base = replace(Base.initial(vector), norms=(1.0,))  # of a round like most, which has one before it
     header = UpdateHeader(
         run=run.run_id, group=GROUP, round=0, base=0, base_digest=base.digest, nonce=bytes(16), steps=1000,
         tokens=1000, norm=1.0, dtype=dtype, elements=elements, digest=payload_digest(payload),
@@ -251,7 +254,16 @@ def transfer(asked: argparse.Namespace) -> Found:
         "transfer_ratio": round(rate["ours"] / rate["streams"], 2),
         "transfer_ratio_to_protocol": round(rate["ours"] / rate["protocol"], 2),
     }
-    return Found(rows, headline)
+    medians = [
+        {
+            "way": way,
+            "mb": rows[0]["mb"],
+            "mb_per_s": rate[way],
+            "all_mb_per_s": [row["mb_per_s"] for row in rows if row["way"] == way],
+        }
+        for way in WAYS
+    ]
+    return Found(medians, headline)
 
 
 def hold(pipe: Connection, elements: int) -> None:
@@ -356,7 +368,11 @@ async def _fetch_in_turns(
 
 # --- all ------------------------------------------------------------------------------------------
 
-PARTS: dict[str, Callable[[argparse.Namespace], Found]] = {"updates": updates, "transfer": transfer}
+PARTS: dict[str, Callable[[argparse.Namespace], Found]] = {
+    "updates": updates,
+    "transfer": transfer,
+    "shards": lambda _: shards.found(),
+}
 
 
 def main() -> None:
@@ -373,7 +389,7 @@ def main() -> None:
     headline: dict[str, float] = before["headline"]
     for name in asked.only or PARTS:
         found = PARTS[name](asked)
-        rows = [row for row in rows if row["part"] != name] + [{"part": name, **row} for row in found.rows]
+        rows = [row for row in rows if row["table"] != name] + [{"table": name, **row} for row in found.rows]
         headline |= found.headline
         write_result("aggregation", [0], rows, headline)
     print(headline)

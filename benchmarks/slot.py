@@ -53,6 +53,7 @@ def shares(swarm: LocalSwarm, name: str) -> list[dict[str, Any]]:
         lasted = stamp(after) - stamp(before)
         found.append(
             {
+                "table": "share",
                 "worker": name,
                 "steps": after["steps"],
                 "slot_s": round(lasted, 2),
@@ -88,7 +89,7 @@ def main() -> None:
     asked = options(__doc__)
     arms = {overlap: arm(overlap) for overlap in (False, True)}
     results = play("slot", list(arms.values()), argparse.Namespace(**vars(asked)))
-    rows = [row(each.name, results[each.name]) for each in arms.values()]
+    rows = [row(each.name, results[each.name], table="effect") for each in arms.values()]
     with tempfile.TemporaryDirectory() as folder:
         real = measure_share(unpack(Path(asked.data), Path(folder)), Path(folder))
     headline = {

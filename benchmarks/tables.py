@@ -51,6 +51,12 @@ def by_block(row: Row) -> str:
     return " → ".join(f"{value:.3f}" for value in row["ce_by_block"])
 
 
+WAYS = {
+    "streams": "a bare TLS socket, read as asyncio's streams do",
+    "protocol": "a bare TLS socket, without streams",
+    "ours": "the transfer service",
+}
+
 ARM: dict[str, Column] = {"": lambda row: str(row["arm"]), "CE": ce}
 TABLES: dict[str, dict[str, Column]] = {
     "recipes": ARM
@@ -94,6 +100,38 @@ TABLES: dict[str, dict[str, Column]] = {
         "killed": lambda row: f"{row['phase_s']:.1f} s into its slot",
         "the group's next version": lambda row: f"after {row['next_version_s']:.1f} s",
         "the worker trains again": lambda row: f"{row['trains_again_s']:.1f} s after its start",
+    },
+    "aggregation_updates": {
+        "update": lambda row: f"{row['update_mb']:.0f} MB, {row['dtype']}",
+        "rule": lambda row: str(row["rule"]),
+        "workers": plain("workers"),
+        "MB/s": plain("mb_per_s"),
+        "numpy's mean": lambda row: f"{row['numpy_mb_per_s']:,.0f} MB/s",
+        "memory at most": lambda row: f"{row['peak_mb']:,.0f} MB",
+    },
+    "aggregation_transfer": {
+        "200 MB by": lambda row: WAYS[row["way"]],
+        "MB/s": plain("mb_per_s"),
+    },
+    "aggregation_shards": {
+        "shards": plain("shards"),
+        "updates a round": plain("updates_a_round"),
+        "aggregators": plain("aggregators"),
+        "the busiest peer moves": lambda row: f"{row['busiest_peer_mb']:,.0f} MB",
+        "the mean peer": lambda row: f"{row['mean_peer_mb']:,.1f} MB",
+        "a round takes": lambda row: f"{row['seconds_a_round']:.1f} s",
+    },
+    "slot_effect": {
+        "": lambda row: str(row["arm"]),
+        "CE": ce,
+        "tokens a layer": plain("tokens"),
+    },
+    "slot_share": {
+        "worker": lambda row: str(row["worker"]),
+        "from update to update": lambda row: f"{row['slot_s']:.1f} s",
+        "of these trained": lambda row: f"{row['trained_s']:.1f} s",
+        "share": lambda row: f"{row['share']:.1%}",
+        "steps": plain("steps"),
     },
     "serving_drafts": {
         "read-out": lambda row: str(row["readout"]),
