@@ -22,8 +22,8 @@ ROUNDS = 16
 MODEL = ModelSpec(blocks=1, layers=2, width=64, heads=4, window=64)
 RULES = ("mean", "clipped", "trimmed-mean", "median")
 SCREENED = "clipped and screen"
-SCREEN = 0.05
-"""Nats a byte by which an update may make the model worse."""
+SCREEN = {"screen": 0.05, "clip_factor": 1.5}
+"""Of SCREENED: nats a byte by which an update may make the model worse, and how long it may be."""
 ATTACKS = ("flipped", "scaled", "random")
 REFUSED = ("nan", "stale")
 TOP = 3.0
@@ -40,7 +40,7 @@ def arm(rule: str, attack: str = "", hostile: int = 0) -> Arm:
         round={"aggregation": "clipped" if rule == SCREENED else rule, "trim": 0.34},
     )
     if rule == SCREENED:
-        screened = run.round.model_copy(update={"screen": SCREEN})
+        screened = run.round.model_copy(update=SCREEN)
         run = run.model_copy(update={"round": screened})
     name = f"{rule}, {hostile} {attack}" if hostile else f"{rule}, honest"
     return Arm(name, run, tokens, replicas=WORKERS, attack=attack, hostile=hostile)
