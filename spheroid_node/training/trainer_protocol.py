@@ -18,8 +18,8 @@ from spheroid_node.wire.codes import ErrorCode, WireError
 from spheroid_node.wire.frames import encode_frame
 from spheroid_node.wire.messages import Count, Finite, Group, Message
 
-FRAME_LIMIT: Final = 2**31
-"""Bytes of a frame: a group of up to 500 million parameters in float32."""
+FRAME_LIMIT: Final = 4 * 10**9 + 2**20
+"""Bytes of a frame: two vectors of a group of up to 500 million parameters in float32."""
 
 MODULE = "spheroid_node.training.process"
 """``python -m`` this starts a trainer."""
