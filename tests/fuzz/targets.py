@@ -503,9 +503,9 @@ def stored(source: Source) -> None:
             write_tensors(path, _other_tensors(source, held), _texts(source.altered(dict(metadata))))
     with suppress(CheckpointInvalid, RunMismatch):
         read = read_version(path, RUN, GROUP)
-        assert read.vector.shape == (ELEMENTS,) and read.vector.dtype == np.float32
+        assert read.payload.shape == (ELEMENTS,) and read.payload.dtype == np.float32
         with suppress(WireError, ValueError):
-            Held.of(GROUP, read.version, read.vector, read.manifest)
+            Held.of(GROUP, read.version, read.payload, read.manifest)
     again = Contributor(RUN, GROUP, ELEMENTS)
     Outbox(RUN, _folder()).restore(GROUP, again, 8)
     assert again.residual.vector.shape == (ELEMENTS,)
