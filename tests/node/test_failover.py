@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 from spheroid_node.node.outbox import Outbox
 from spheroid_node.node.report import Report
 from spheroid_node.node.worker import Worker
+from spheroid_node.rounds.collection import Base
 from spheroid_node.rounds.contribution import Contributor, Submission
 from spheroid_node.rounds.election import ranking
 from spheroid_node.rounds.residual import DECAY
@@ -174,3 +175,31 @@ async def test_a_version_that_was_written_and_not_announced_is_announced_after_a
 
 def _sent(update: Submission) -> Vector:
     return decode_vector(update.payload, update.header.dtype)
+
+
+async def test_a_worker_puts_right_what_it_made_of_an_update_whose_version_came_late(
+    world: World, tmp_path: Path
+) -> None:
+    async with peers(world, tmp_path, (0,)) as (own,):
+        trainer, outbox = EagerTrainer(world.run, own.groups), Outbox(world.run, tmp_path / "outbox")
+        worker = Worker(
+            own.client, 0, own.store, own.sync, own.submitter, cast(Any, trainer), Report(0, "cpu"), outbox
+        )  # fmt: skip
+        contributor = worker._contributors[GROUP]
+        held = own.store.newest(GROUP)
+        update = np.ones(len(held.vector), np.float32)
+        contributor.prepare(0, Base(held.version, held.digest), update, 1, 16, bytes(16))
+        sent = contributor.kept().submission
+        assert sent is not None
+        await worker._settle_update(GROUP)
+        assert np.allclose(contributor.left_over, DECAY)
+        await own.submitter.deliver(sent, [own.id], world.records)
+        await until(lambda: own.store.newest(GROUP).version == 1)
+        with capture_logs() as logs:
+            await worker._settle_update(GROUP)
+        told = {"group": GROUP, "update": sent.header.digest.hex(), "contained": True}
+        assert [entry for entry in logs if told.items() <= entry.items()]
+        assert np.allclose(contributor.left_over, 0.0)
+        again = Contributor(world.run, GROUP, len(update))
+        outbox.restore(GROUP, again, 0)
+        assert np.allclose(again.left_over, 0.0), "and keeps it so"

@@ -19,7 +19,7 @@ from spheroid_node.rounds.collection import Base
 from spheroid_node.rounds.contribution import Contributor
 from spheroid_node.run import RunSpec
 from spheroid_node.wire.codes import Verdict
-from spheroid_node.wire.messages import Receipt
+from spheroid_node.wire.messages import Manifest, Receipt
 
 from .conftest import Peer, World
 from .test_worker import EagerTrainer, RunningClock
@@ -45,6 +45,24 @@ def filled(run: RunSpec, answered: bool = True) -> Contributor:
             )
         )  # fmt: skip
     return made
+
+
+@pytest.mark.parametrize("contained", [True, False])
+def test_what_was_decided_about_the_update_before_comes_back(
+    run: RunSpec, tmp_path: Path, contained: bool
+) -> None:
+    before, after = filled(run), contributor(run)
+    if not contained:
+        before.answered(before.kept().receipt.model_copy(update={"verdict": Verdict.LATE}))  # type: ignore[union-attr]
+    later = Manifest(
+        run=run.run_id, group=GROUP, round=9, version=9, parent=bytes(32), digest=bytes(32), elements=1,
+        rank=0, steps=0, updates=[],
+    )  # fmt: skip
+    assert before.settle({9: later}) is contained
+    Outbox(run, tmp_path).save(GROUP, before, 9)
+    assert Outbox(run, tmp_path).restore(GROUP, after, 9) is None
+    assert after.kept().settled == before.kept().settled
+    assert after.kept().settled.contained is contained  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("answered", [True, False])

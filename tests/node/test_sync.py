@@ -58,3 +58,15 @@ async def test_what_a_fetch_brought_is_kept_for_the_next_attempt(
         assert held.version == 2
     assert kept[0] is kept[1] and kept[2] is kept[3] and kept[1] is not kept[2]
     assert not sync._partials
+
+
+async def test_a_manifest_that_was_missed_is_asked_of_others(world: World, tmp_path: Path) -> None:
+    world.clock.now = 900.0
+    async with peers(world, tmp_path, (0, 0)) as (one, other):
+        for number in (1, 2, 3):
+            one.store.adopt(version(world, number, one))
+        one.announce()
+        other.store.adopt(version(world, 3, one))  # it was away for a while
+        assert other.store.line(GROUP).keys() == {3}
+        line = await other.sync.line(GROUP, {2, 4})
+        assert line == {2: version(world, 2, one).manifest, 3: version(world, 3, one).manifest}

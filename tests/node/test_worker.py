@@ -47,6 +47,7 @@ class EagerTrainer:
         self.starts = 0
         self.is_running = True
         self.loaded: list[tuple[str, int]] = []
+        self.loads: list[Load] = []
         self.rounds: list[int] = []
 
     async def start(self) -> None:
@@ -61,6 +62,7 @@ class EagerTrainer:
             raise self.errors[type(request)].pop()
         if isinstance(request, Load):
             self.loaded.append((request.group, request.version))
+            self.loads.append(request)
         if isinstance(request, Evaluate):
             return {"ce": [2.5]}
         if isinstance(request, Train):
@@ -136,6 +138,11 @@ async def test_a_worker_that_is_done_early_waits_for_its_slot(quick: World, tmp_
     assert rounds == list(range(rounds[0], rounds[0] + len(rounds))), "a version in every round"
     assert ("block-0", 3) in trainer.loaded and ("interface", 3) in trainer.loaded
     assert report.verdicts[Verdict.ACCEPTED] >= 8
+    # A new trainer has learnt nothing yet; afterwards what it learnt meanwhile goes on top of each version.
+    own = [load for load in trainer.loads if load.group in ("block-0", "interface")]
+    assert [load.carry for load in own] == [False] * 2 + [True] * (len(own) - 2)
+    sizes = {group: 4 * elements(quick.run, group) for group in ("block-0", "interface")}
+    assert all(len(load.left_over) == sizes[load.group] for load in own)
     found = (report.tokens_per_second, report.train_loss, report.from_noise_ce)
     assert found == pytest.approx((3200.0, 2.0, 2.5))
 
@@ -147,6 +154,8 @@ async def test_a_trainer_that_fails_costs_a_round_at_most(
     monkeypatch.setattr("spheroid_node.node.worker.RESTART_SECONDS", 0.01)
     trainer, _, seen = await worked(quick, tmp_path, {2}, 5, dies)
     assert trainer.starts == dies, "one that still answers is not started again"
+    own = [load.carry for load in trainer.loads if load.group == "block-0"]
+    assert own.count(False) == 2, "what a trainer that failed has learnt is not carried on"
     rounds = [manifest.round for _, manifest in seen]
     assert rounds[-1] > trainer.rounds[0] + 2
     assert len(range(rounds[0], rounds[-1] + 1)) - len(rounds) <= 1

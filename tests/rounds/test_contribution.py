@@ -146,10 +146,14 @@ def test_what_was_in_a_version_that_lost_is_carried_on(
 
 
 def test_an_update_that_was_dropped_is_not_counted_again(contributor: Contributor) -> None:
-    submission = send(contributor)
+    first = send(contributor)
+    contributor.settle({})  # carried on, and so in the next one, which is spoilt
+    submission = send(contributor, ZERO, round=8)
     contributor.answered(receipt(submission, Verdict.REFUSED, Reason.WORSE))
     assert contributor.settle({}) is False
-    assert contributor.recount(line(manifest(submission.header.digest))) is None
+    assert contributor.versions_wanted == set()
+    for update in (first, submission):
+        assert contributor.recount(line(manifest(update.header.digest))) is None
     assert contributor.left_over.tolist() == [0.0, 0.0]
 
 
