@@ -16,13 +16,15 @@ ROUNDS = 3
 
 
 @pytest.fixture
-def sharded(environment: Path, tmp_path: Path) -> Iterator[Swarm]:
+def sharded(environment: Path) -> Iterator[Swarm]:
     """Two blocks, two replicas each; every shard elects its own aggregator."""
     run = small_run(blocks=2, period=8.0, settle=3.5, shards=2, shard_above=1)
     training = run.training.model_copy(update={"outer": "nesterov"})
-    with Children(tmp_path) as children:
-        # Addresses are left in the runtime directory of the whole session.
-        swarm = Swarm(environment, run.model_copy(update={"name": "shards", "training": training}), children)
+    run, folder = run.model_copy(update={"training": training}), environment / "shards"
+    folder.mkdir()
+    with pytest.MonkeyPatch.context() as patch, Children(folder) as children:
+        patch.setenv("SPHEROID_RUNTIME_DIR", str(folder / "runtime"))
+        swarm = Swarm(folder, run, children)
         for number in range(4):
             swarm.join(number % 2, f"shards-{number}")
         for node in swarm.nodes:

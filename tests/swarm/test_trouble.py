@@ -60,18 +60,18 @@ def test_sigkill_leaves_no_process_and_a_restart_goes_on(swarm: Swarm, guest: No
     helpers = psutil.Process(guest.pid).children(recursive=True)
     assert len(helpers) >= 2, "a trainer and a libp2p daemon"
     held = max(event["version"] for event in guest.events("round.version", group="block-0"))
-    peer = guest.started["peer"]
+    before = guest.started
     guest.signal(signal.SIGKILL)
     guest.child.process.wait()
     _, alive = psutil.wait_procs(helpers, timeout=20)
     assert not alive
 
-    ports = ("--port", str(guest.started["port"]), "--data-port", str(guest.started["data_port"]))
+    ports = ("--port", str(before["port"]), "--data-port", str(before["data_port"]))
     again = swarm.join(0, "guest", *ports)  # they are free at once
     swarm.nodes.remove(again)
     try:
         started = wait_for("a second start", lambda: again.events("node.started")[1:] or None)[0]
-        assert started["peer"] == peer
+        assert started["peer"] == before["peer"]
         assert started["versions"]["block-0"] >= held
         wait_for("an update after the restart", lambda: accepted_after(again, "node.started", 2))
         leave(swarm, again)
