@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -72,26 +73,32 @@ class Guest:
         return receipts[0]
 
 
+def says(swarm: Swarm, peer: str, what: str) -> bool | None:
+    """Whether that is in the note of a node."""
+    return what in notes(swarm).get(peer, "") or None
+
+
 def notes(swarm: Swarm) -> dict[str, str]:
     status = json.loads(swarm.command("status", "--json").stdout)
     return {replica["peer"]: replica["note"] for replica in status["replicas"]}
 
 
-@pytest.mark.parametrize("seconds", [600.0, -600.0])
-def test_a_machine_whose_clock_is_off_works_and_is_told(swarm: Swarm, seconds: float) -> None:
-    with Guest(swarm, f"clock{seconds:+.0f}", seconds) as guest:
-        told = guest.node.wait_for("clock.off")
-        assert abs(told["seconds"] - seconds) < 3 and "NTP" in told["remedy"]
-        guest.next_accepted()
-        peer = guest.node.started["peer"]
-        way = "fast" if seconds > 0 else "slow"
-        wait_for("its note", lambda: f"s {way}" in notes(swarm).get(peer, "") or None)
-        guest.set_clock(0.0)  # its owner sets it right
-        guest.node.wait_for("clock.right")
-        guest.next_accepted()
-        guest.set_clock(-seconds)  # and somebody sets it wrong again
-        wait_for("another word", lambda: len(guest.node.events("clock.off")) > 1)
-        guest.next_accepted()
+def test_machines_whose_clock_is_off_work_and_are_told(swarm: Swarm) -> None:
+    with Guest(swarm, "fast", 600.0) as fast, Guest(swarm, "slow", -600.0) as slow:
+        guests = {"fast": (fast, 600.0), "slow": (slow, -600.0)}
+        for way, (guest, seconds) in guests.items():
+            told = guest.node.wait_for("clock.off")
+            assert abs(told["seconds"] - seconds) < 3 and "NTP" in told["remedy"]
+            guest.next_accepted()
+            peer = guest.node.started["peer"]
+            wait_for("its note", partial(says, swarm, peer, f"s {way}"))
+            guest.set_clock(0.0)  # its owner sets it right
+        for guest, _ in guests.values():
+            guest.node.wait_for("clock.right")
+            guest.next_accepted()
+        fast.set_clock(-600.0)  # and somebody sets it wrong again
+        wait_for("another word", lambda: len(fast.node.events("clock.off")) > 1)
+        fast.next_accepted()
 
 
 def test_a_full_disk_is_told_and_the_node_goes_on(swarm: Swarm) -> None:
@@ -111,7 +118,7 @@ def test_a_full_disk_is_told_and_the_node_goes_on(swarm: Swarm) -> None:
             assert told["cause"] == "no space left on device" and "room" in told["remedy"]
             guest.next_accepted()
             peer = guest.node.started["peer"]
-            wait_for("its note", lambda: "not on disk" in notes(swarm).get(peer, "") or None)
+            wait_for("its note", partial(says, swarm, peer, "not on disk"))
             whats = [event["what"] for event in guest.node.events("disk.not_written")]
             assert len(whats) == len(set(whats)), "each is told once"
             filler.unlink()
