@@ -119,7 +119,7 @@ def small_run(blocks: int = 3, **round: Any) -> RunSpec:
         name="test",
         seed=7,
         model=ModelSpec(blocks=blocks, layers=1, width=32, heads=2, window=32),
-        training=TrainingSpec(local_steps=100, batch=4),
+        training=TrainingSpec(local_steps=40, batch=4),
         round=RoundSpec(**{"genesis": float(int(time.time())), "period": 6.0, "settle": 2.5} | round),
     )
 

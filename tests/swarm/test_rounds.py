@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections import defaultdict
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -50,9 +52,7 @@ def test_replicas_agree_after_every_round_and_the_aggregator_moves(swarm: Swarm)
 def test_a_worker_past_the_deadline_is_late_and_takes_part_in_the_next_round(swarm: Swarm) -> None:
     slow, other = (node for node in swarm.nodes if node.block == 0)
     group = "block-0"
-    seen = len(slow.events("round.evaluated"))
-    began = wait_for("the next round", lambda: slow.events("round.evaluated")[seen:] or None)[0]
-    os.kill(slow.trainer_pid, signal.SIGSTOP)
+    began = stopped_in_training(slow)
     try:
         # The round closes without it: the other replica gets a version of this round, or a later one.
         closed = wait_for(
@@ -96,3 +96,18 @@ def test_a_worker_past_the_deadline_is_late_and_takes_part_in_the_next_round(swa
         ),
     )[0]
     assert again["reason"] == ""
+
+
+def stopped_in_training(node: Node) -> dict[str, Any]:
+    """Stop a node's trainer before it is done with a round; that round's first event."""
+    while True:
+        began = wait_for("the next round", partial(evaluated, node, len(node.events("round.evaluated"))))
+        os.kill(node.trainer_pid, signal.SIGSTOP)
+        if not node.events("round.trained", round=began["round"]):
+            return began
+        os.kill(node.trainer_pid, signal.SIGCONT)
+
+
+def evaluated(node: Node, number: int) -> dict[str, Any] | None:
+    """The event of a node that so many came before, if it has come."""
+    return next(iter(node.events("round.evaluated")[number:]), None)
