@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from spheroid_node.node.clock import LONGEST_NAP
+from spheroid_node.node.clock import LONGEST_NAP, SET_BACK
 from spheroid_node.node.trainer import TrainerProcess
 from spheroid_node.rounds.pacing import Pace
 from spheroid_node.rounds.slots import Slots
@@ -98,14 +98,19 @@ class Training:
         self._done = Trained()
 
     async def until(self, moment: float) -> None:
-        """Return at ``moment``, or when the update is full; in any case not before its first step."""
+        """Return at ``moment``, or when the update is full; in any case not before its first step.
+
+        And when the clock is set back, as :func:`sleep_until` does.
+        """
         self._ends_at = moment
-        while not self._done.steps or (self._time() < moment and not self.is_full):
+        before = left = moment - self._time()
+        while not self._done.steps or (0 < left < before + SET_BACK and not self.is_full):
+            before = min(before, left)
             self._stepped.clear()
-            left = moment - self._time()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(left, LONGEST_NAP) if left > 0 else LONGEST_NAP):
                     await self._stepped.wait()
+            left = moment - self._time()
 
     def take(self) -> Trained:
         """What was done since this was last called; the caller has paused it, and takes the update."""

@@ -142,6 +142,10 @@ class Worker:
         now = self._slots.round_at(self._now())
         return max(now, min(done, now) + 1)
 
+    def _is_far(self, round: int) -> bool:
+        """Whether it is so far ahead that our clock must have been, when it was taken for the next one."""
+        return round > self._slots.round_at(self._now()) + 1
+
     # --- before training --------------------------------------------------------------------------
 
     async def _newest(self) -> dict[str, Held]:
@@ -206,6 +210,8 @@ class Worker:
         await self._training.until(stop_at)
         # Training for a round may begin in the slot before, as soon as its versions are there.
         await sleep_until(self._now, self._slots.start(round))
+        if self._is_far(round):
+            return
         began = time.monotonic()
         submissions = await self._take(round, held)
         took = time.monotonic() - began
@@ -309,7 +315,7 @@ class Worker:
             if delivery is not None
         ]
         try:
-            while self._now() < end and self._waiting_for(round):
+            while self._now() < end and not self._is_far(round) and self._waiting_for(round):
                 await asyncio.wait(pushed or [asyncio.create_task(asyncio.sleep(0))], timeout=POLL_SECONDS)
                 behind = [group for group in self._waiting_for(round) if group not in self._groups]
                 if all(task.done() for task in pushed):

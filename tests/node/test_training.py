@@ -127,6 +127,19 @@ async def test_a_full_update_waits_and_what_comes_ahead_of_the_version_is_limite
         assert training.take().steps == MOST
 
 
+async def test_a_clock_that_is_set_back_ends_the_wait() -> None:
+    trainer = Counting()
+    trainer.now = 600.0
+    async with running(trainer, most=10**6) as training:
+        async with training.loading():
+            pass
+        waiting = asyncio.create_task(training.until(1e6))
+        await turns()
+        assert not waiting.done()
+        trainer.now -= 600.0
+        await asyncio.wait_for(waiting, 10)
+
+
 async def test_one_step_is_made_also_when_the_moment_is_past() -> None:
     trainer = Counting()
     trainer.now = 50.0
