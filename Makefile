@@ -4,11 +4,12 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check clean
+.PHONY: help venv demo test storm check clean
 
 help:
 	@echo "make demo    a swarm on this machine: it trains for about three minutes, then speaks"
 	@echo "make test    checks, then all tests"
+	@echo "make storm   a swarm under twenty kinds of faults: about five minutes"
 	@echo "make check   ruff, mypy --strict and the arrows between the rooms"
 	@echo "make venv    the environment only (VENV=$(VENV), PYTHON=$(PYTHON))"
 	@echo "make clean   removes the environment and all caches"
@@ -26,6 +27,9 @@ venv: $(VENV)/.installed
 demo: venv
 	$(BIN)/spheroid-node demo
 
+storm: venv
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/chaos/test_storm.py -s
+
 check: venv
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -34,7 +38,7 @@ check: venv
 
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/swarm --ignore tests/chaos
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/swarm tests/chaos
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/swarm tests/chaos --ignore tests/chaos/test_storm.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,7 +1,6 @@
 """The short form of the storm: six workers and two bootstraps, every kind of fault, and what must hold.
 
-    make test                                    with everything else
-    python -m pytest tests/chaos -s              alone, with a line for every fault
+    make storm                                   this file alone, with a line for every fault
     python -m benchmarks.chaos --data DATA --seed 0 --minutes 60 --faults 300
 
 The last is the long form, by hand: it has an undisturbed run before it, whose quality it must come close to,
