@@ -103,13 +103,16 @@ class Synchroniser:
         return self._store.behind(group, lag)
 
     async def line(self, group: str, wanted: Iterable[int]) -> dict[int, Manifest]:
-        """The manifests of the versions that are here, and of those ``wanted`` that others still have."""
+        """The manifests of the versions that are here, and of those ``wanted`` that others still have.
+
+        One that the version after it was not made from is none of them.
+        """
         line = self._store.line(group)
         newest = max(line, default=0)
-        for version in wanted:
+        for version in sorted(wanted, reverse=True):
             if version < newest and version not in line:
-                manifest = await self._manifest(group, version)
-                if manifest is not None:
+                manifest, after = await self._manifest(group, version), line.get(version + 1)
+                if manifest is not None and (after is None or after.parent == manifest.digest):
                     line[version] = manifest
         return line
 
@@ -117,7 +120,8 @@ class Synchroniser:
         """Of an older version, from any node that has it."""
         nodes = await self.nodes()
         for record in shuffled(nodes.values()):
-            if not any(item.group == group and item.version >= version for item in record.held):
+            offer = holding(self._client.run, record, group)
+            if offer is None or offer.version < version:
                 continue
             try:
                 listing = await self._listing(_address(nodes, record), group, version)

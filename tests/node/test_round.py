@@ -223,19 +223,19 @@ async def test_a_joiner_takes_the_version_from_a_holder_even_when_no_manifest_is
         assert (held.version, held.digest) == (1, one.store.newest(GROUP).digest)
 
 
-def version(world: World, number: int, signer: Peer, learnt: float = 1.0) -> Held:
-    """Version ``number`` of the group, as ``signer`` made it of the one before; ``learnt`` in every round."""
+def version(world: World, number: int, signer: Peer, learnt: float = 1.0, group: str = GROUP) -> Held:
+    """Version ``number`` of a group, as ``signer`` made it of the one before; ``learnt`` in every round."""
 
     def vector(number: int) -> Vector:
-        return initial_vector(world.run, GROUP) + np.float32(learnt * number)
+        return initial_vector(world.run, group) + np.float32(learnt * number)
 
     outcome = UpdateOutcome(peer=signer.id, digest=bytes(32), tokens=8, norm=1.0, verdict=Verdict.ACCEPTED)
     manifest = Manifest(
-        run=world.run.run_id, group=GROUP, round=number - 1, version=number,
+        run=world.run.run_id, group=group, round=number - 1, version=number,
         parent=vector_digest(vector(number - 1)), digest=vector_digest(vector(number)),
         elements=len(vector(0)), rank=0, steps=number, updates=[outcome],
     )  # fmt: skip
-    return Held.of(GROUP, number, vector(number), manifest.seal(signer.client.identity.key))
+    return Held.of(group, number, vector(number), manifest.seal(signer.client.identity.key))
 
 
 async def test_a_joiner_takes_older_versions_from_a_holder_too(world: World, tmp_path: Path) -> None:

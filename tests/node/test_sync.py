@@ -70,3 +70,21 @@ async def test_a_manifest_that_was_missed_is_asked_of_others(world: World, tmp_p
         assert other.store.line(GROUP).keys() == {3}
         line = await other.sync.line(GROUP, {2, 4})
         assert line == {2: version(world, 2, one).manifest, 3: version(world, 3, one).manifest}
+        # One that version 3 was not made from tells nothing of an update.
+        one.store._held[GROUP][2] = version(world, 2, one, learnt=0.5)
+        assert (await other.sync.line(GROUP, {2})).keys() == {3}
+
+
+async def test_a_manifest_of_a_shard_is_asked_of_others_too(world: World, tmp_path: Path) -> None:
+    world.clock.now = 900.0
+    world.run = world.run.model_copy(
+        update={"round": world.run.round.model_copy(update={"shards": 2, "shard_above": 1})}
+    )
+    async with peers(world, tmp_path, (0, 0)) as (one, other):
+        shard = f"{GROUP}.1"
+        made = [version(world, number, one, group=shard) for number in (1, 2, 3)]
+        for held in made:
+            one.store.adopt(held)
+        one.announce()
+        other.store.adopt(made[-1])
+        assert (await other.sync.line(shard, {2})).keys() == {2, 3}
