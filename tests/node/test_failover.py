@@ -142,7 +142,7 @@ async def test_a_cut_off_aggregator_steps_back_when_it_returns(world: World, tmp
             assert (await accepted(other, 2.0, world))[0] == second.id
         assert (await accepted(first, 1.0, world))[0] == first.id
         world.clock.now = 80.0
-        await until(lambda: all(peer.store.newest(GROUP).version == 1 for peer in (first, second)))
+        await until(lambda: world.manifests.get(GROUP, {}).keys() == {first.id, second.id})
         assert first.store.newest(GROUP).signer == first.id
         for peer in members:
             mend(peer)
