@@ -117,7 +117,7 @@ class Synchroniser:
         return line
 
     async def _manifest(self, group: str, version: int) -> Manifest | None:
-        """Of an older version, from any node that has it."""
+        """Of an older version, from any node that has it or remembers it."""
         nodes = await self.nodes()
         for record in shuffled(nodes.values()):
             offer = holding(self._client.run, record, group)
@@ -153,7 +153,7 @@ class Synchroniser:
     async def _older_from(self, address: HopAddress, group: str, version: int, digest: bytes) -> Held:
         """Raises :class:`ValueError` for a holder that has not this version, but perhaps another."""
         listing = await self._listing(address, group, version)
-        if listing is None:
+        if listing is None or not listing.hashes:
             raise ValueError("the holder has it no more")
         signer, manifest = Manifest.unseal(listing.manifest)
         if (manifest.group, manifest.version, manifest.digest) != (group, version, digest):

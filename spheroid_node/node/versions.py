@@ -1,4 +1,7 @@
-"""The versions that a node holds: the last few of every group, in memory and, for its own groups, on disk."""
+"""The versions that a node holds: the last few of every group, in memory and, for its own groups, on disk.
+
+Of some more it has the manifests alone (node/history.py).
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,10 @@ from spheroid_node.errors import CheckpointInvalid, RunMismatch
 from spheroid_node.model.initial import initial_vector
 from spheroid_node.model.parameters import join
 from spheroid_node.node.disk import Disk
+from spheroid_node.node.history import History, Signed
 from spheroid_node.rounds import shards
 from spheroid_node.rounds.forks import choose
-from spheroid_node.rounds.outer import first_payload
+from spheroid_node.rounds.outer import first_payload, payload_elements
 from spheroid_node.run import RunSpec
 from spheroid_node.training.checkpoint import read_version, write_version
 from spheroid_node.wire.codes import Verdict, WireError
@@ -31,6 +35,9 @@ from spheroid_node.wire.tensors import (
 )
 
 log = structlog.get_logger()
+
+MANIFESTS = "manifests"
+"""File of a group's history, beside its versions."""
 
 
 @dataclass(frozen=True)
@@ -135,12 +142,17 @@ class VersionStore:
         self._run = run
         self._folder = folder
         self._held: dict[str, dict[int, Held]] = {}
+        self._past: dict[str, History] = {}
         self._adopting = threading.Lock()
 
     def newest(self, group: str) -> Held:
         """The newest version here; the first call reads the disk or makes version 0 from the seed."""
         if group not in self._held:
+            folder = self._folder(group)
+            file = folder / MANIFESTS if folder else None
+            self._past[group] = History(self._run.run_id, group, file)
             self._held[group] = {held.version: held for held in self._from_disk(group)}
+            self._past[group].follow(_signed(self._held[group].values()))
         if not self._held[group]:
             self._held[group][0] = Held.initial(self._run, group)
         versions = self._held[group]
@@ -157,10 +169,10 @@ class VersionStore:
         return versions[min(versions, key=lambda number: (abs(number - wanted), -number))]
 
     def line(self, group: str) -> dict[int, Manifest]:
-        """The manifests of the versions that are here, by version."""
+        """By version, the manifests of those that are here, and of those before them that are known."""
         self.newest(group)
-        held = self._held[group]
-        return {number: version.manifest for number, version in held.items() if version.manifest}
+        here = {item.manifest.version: item.manifest for item in _signed(self._held[group].values())}
+        return self._past[group].manifests | here
 
     def whole(self, name: str, number: int) -> Whole | None:
         """A block or the interface at exactly this version; None if that is not here."""
@@ -216,7 +228,9 @@ class VersionStore:
             below = [old for old in self._held[held.group].values() if old.version < held.version]
             kept = linked([*below, held])[-self._run.kept_versions :]
             self._held[held.group] = {version.version: version for version in kept}
+            self._past[held.group].follow(_signed(kept))
             if written:
+                self._write_history(held.group)
                 self._forget(held.group)
             return held
 
@@ -237,6 +251,14 @@ class VersionStore:
             self.disk.wrote("versions")
         return True
 
+    def _write_history(self, group: str) -> None:
+        try:
+            self._past[group].save()
+        except OSError as error:
+            self.disk.failed("manifests", error)
+        else:
+            self.disk.wrote("manifests")
+
     def write_again(self) -> None:
         """Try once more what the disk did not take. For any thread."""
         with self._adopting:
@@ -254,10 +276,14 @@ class VersionStore:
                     path.unlink(missing_ok=True)
 
     def listing(self, group: str, version: int) -> Listing | None:
-        """What a transfer offers of a version; −1 is the newest here."""
+        """What a transfer offers of a version; −1 is the newest here. Without hashes: its manifest alone."""
         held = self.get(group, version) if group in self._held else None
         if held is None:
-            return None
+            known = self._past[group].get(version) if group in self._past else None
+            if known is None:
+                return None
+            size = 4 * payload_elements(self._run.training, known.manifest.elements)
+            return Listing(group=group, version=version, size=size, hashes=b"", manifest=known.sealed)
         return Listing(
             group=group,
             version=held.version,
@@ -283,6 +309,10 @@ class VersionStore:
             except (CheckpointInvalid, RunMismatch, WireError, ValueError) as error:
                 log.warning("version.unreadable", path=str(path), cause=str(error))
         return linked(held)[-self._run.kept_versions :]
+
+
+def _signed(versions: Iterable[Held]) -> list[Signed]:
+    return [Signed(held.manifest, held.sealed) for held in versions if held.manifest]
 
 
 def _file(folder: Path, version: int) -> Path:

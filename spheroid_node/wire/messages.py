@@ -264,7 +264,7 @@ class Listing(Message):
     size: Count
     """Bytes of the float32 payload."""
     hashes: Annotated[bytes, Field(max_length=MAX_POSITIONS * DIGEST_BYTES)]
-    """Hashes of all chunks, one after the other."""
+    """Hashes of all chunks, one after the other; empty where the peer has the manifest alone."""
     manifest: Sealed
     """Empty for version 0, which follows from the run's seed."""
 

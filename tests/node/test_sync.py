@@ -75,6 +75,20 @@ async def test_a_manifest_that_was_missed_is_asked_of_others(world: World, tmp_p
         assert (await other.sync.line(GROUP, {2})).keys() == {3}
 
 
+async def test_a_manifest_outlives_its_version_with_others(world: World, tmp_path: Path) -> None:
+    world.clock.now = 900.0
+    async with peers(world, tmp_path, (0, 0)) as (one, other):
+        made = [version(world, number, one) for number in range(1, 7)]
+        for held in made:
+            one.store.adopt(held)
+        one.announce()
+        other.store.adopt(made[-1])
+        assert one.store.get(GROUP, 2) is None, "too old to be kept whole"
+        assert (await other.sync.line(GROUP, {2}))[2] == made[1].manifest
+        # Whoever wants its parameters is told that nobody has them.
+        assert await other.sync._fetch_older(GROUP, 2, made[1].digest) is None
+
+
 async def test_a_manifest_of_a_shard_is_asked_of_others_too(world: World, tmp_path: Path) -> None:
     world.clock.now = 900.0
     world.run = world.run.model_copy(

@@ -7,6 +7,7 @@ import pytest
 
 from spheroid_node.model.initial import initial_vector
 from spheroid_node.net.identity import ephemeral_identity
+from spheroid_node.node.history import LENGTH, History
 from spheroid_node.node.versions import Held, VersionStore
 from spheroid_node.run import RunSpec
 from spheroid_node.training.checkpoint import write_version
@@ -30,6 +31,11 @@ def made(run: RunSpec, version: int, vector: Vector, *, signed_for: Vector | Non
     return Held.of(GROUP, version, vector, manifest.seal(KEY))
 
 
+def files(folder: Path) -> list[Path]:
+    """Of versions, ascending."""
+    return sorted((folder / GROUP).glob("*.safetensors"))
+
+
 def test_version_0_follows_from_the_seed(run: RunSpec) -> None:
     held = VersionStore(run).newest(GROUP)
     assert (held.version, held.round, held.steps, held.norms) == (0, -1, 0, ())
@@ -44,7 +50,7 @@ def test_as_many_versions_are_kept_as_a_chain_may_lag(run: RunSpec, tmp_path: Pa
         store.adopt(made(run, version, vector + version))
     assert store.get(GROUP, 1) is None
     assert [store.get(GROUP, version).version for version in (2, 3, 4, -1)] == [2, 3, 4, 4]  # type: ignore[union-attr]
-    assert len(list((tmp_path / GROUP).iterdir())) == 3
+    assert len(files(tmp_path)) == 3
 
     again = VersionStore(run, lambda group: tmp_path / group)
     newest = again.newest(GROUP)
@@ -94,8 +100,72 @@ def test_a_version_that_the_next_was_not_made_from_makes_way(run: RunSpec, tmp_p
     assert held[0].version == 3
     assert store.line(GROUP).keys() == {1, 3}
     assert store.get(GROUP, 2) is None
-    assert len(list((tmp_path / GROUP).iterdir())) == 2
+    assert len(files(tmp_path)) == 2
     assert VersionStore(run, lambda group: tmp_path / group).line(GROUP).keys() == {1, 3}
+
+
+def test_manifests_outlive_their_versions(run: RunSpec, tmp_path: Path) -> None:
+    store = VersionStore(run, lambda group: tmp_path / group)
+    vector = store.newest(GROUP).vector
+    made_all = [made(run, version, vector + version) for version in range(1, LENGTH + 4)]
+    for held in made_all:
+        store.adopt(held)
+    expected = {held.version: held.manifest for held in made_all[-LENGTH:]}
+    again = VersionStore(run, lambda group: tmp_path / group)
+    assert store.line(GROUP) == again.line(GROUP) == expected
+    for version in (4, LENGTH):
+        listing = again.listing(GROUP, version)
+        assert listing is not None and (listing.version, listing.hashes) == (version, b"")
+        assert (listing.size, listing.manifest) == (vector.nbytes, made_all[version - 1].sealed)
+        assert again.chunk(GROUP, version, 0) is None
+    assert again.listing(GROUP, 3) is None
+
+
+def test_manifests_survive_versions_that_were_missed(run: RunSpec) -> None:
+    store = VersionStore(run)
+    vector = store.newest(GROUP).vector
+    for version in (1, 2, 9, 10, 11, 2 + LENGTH):
+        store.adopt(made(run, version, vector + version))
+    assert store.line(GROUP).keys() == {9, 10, 11, 2 + LENGTH}
+
+
+@pytest.mark.parametrize("spoilt", [b"", b"\xc1", b"\x07", b"\x91\x07", b"\x91\xc4\x01\x00", b"\x81\x01\x02"])
+def test_spoilt_manifests_cost_themselves_alone(run: RunSpec, tmp_path: Path, spoilt: bytes) -> None:
+    store = VersionStore(run, lambda group: tmp_path / group)
+    vector = store.newest(GROUP).vector
+    for version in (1, 2, 3, 4):
+        store.adopt(made(run, version, vector + version))
+    (tmp_path / GROUP / "manifests").write_bytes(spoilt)
+    again = VersionStore(run, lambda group: tmp_path / group)
+    assert again.newest(GROUP).version == 4
+    assert again.line(GROUP).keys() == {2, 3, 4}
+
+
+def test_manifests_of_another_group_are_not_taken_up(run: RunSpec, tmp_path: Path) -> None:
+    store = VersionStore(run, lambda group: tmp_path / group)
+    vector = store.newest(GROUP).vector
+    for version in (1, 2, 3, 4):
+        store.adopt(made(run, version, vector + version))
+    file = History(run.run_id, GROUP, tmp_path / GROUP / "manifests")
+    assert file.manifests.keys() == {1, 2, 3, 4}
+    assert not History(run.run_id, "block-0", tmp_path / GROUP / "manifests").manifests
+    assert not History("f" * 16, GROUP, tmp_path / GROUP / "manifests").manifests
+
+
+def test_a_disk_that_does_not_take_manifests_is_told(
+    run: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    store = VersionStore(run, lambda group: tmp_path / group)
+    vector = store.newest(GROUP).vector
+    with monkeypatch.context() as patch:
+        patch.setattr("spheroid_node.node.history.write_atomically", full)
+        store.adopt(made(run, 1, vector + 1))
+    assert store.disk.note.startswith("manifests not on disk")
+    store.adopt(made(run, 2, vector + 2))
+    assert not store.disk.note
 
 
 def test_what_is_not_linked_on_disk_is_not_taken_up(run: RunSpec, tmp_path: Path) -> None:
@@ -120,7 +190,7 @@ def test_a_damaged_file_is_passed_over(run: RunSpec, tmp_path: Path) -> None:
     vector = store.newest(GROUP).vector
     for version in (1, 2):
         store.adopt(made(run, version, vector + version))
-    newest = sorted((tmp_path / GROUP).iterdir())[-1]
+    newest = files(tmp_path)[-1]
     newest.write_bytes(newest.read_bytes()[:-5])
     assert VersionStore(run, lambda group: tmp_path / group).newest(GROUP).version == 1
 
@@ -153,7 +223,7 @@ def test_what_comes_late_does_not_replace_what_is_newer(run: RunSpec, tmp_path: 
     assert store.adopt(newer) is newer
     assert store.adopt(made(run, 5, vector + 5)) is newer
     assert store.newest(GROUP) is newer
-    assert [path.name for path in (tmp_path / GROUP).iterdir()] == ["00000006.safetensors"]
+    assert [path.name for path in files(tmp_path)] == ["00000006.safetensors"]
 
 
 def test_a_manifest_must_fit_its_parameters(run: RunSpec) -> None:
