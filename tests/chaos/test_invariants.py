@@ -286,6 +286,24 @@ def test_a_worker_that_finds_out_later_takes_back_what_it_carried_on(play: Play)
     assert play.ends() == []
 
 
+def test_what_is_taken_back_of_one_update_is_not_missed_of_the_next(play: Play) -> None:
+    """The second carries the first on; then the first is in a version after all, and the second is not."""
+    first = play.hands_in(1)
+    play.worker.settle({})
+    second = play.hands_in(2)
+    play.follows("worker-0", 1, play.keeps("worker-0", 1, ZERO, 1.0, first))
+    digest, contained = play.worker.recount(line(play.manifest("worker-0", 1)))
+    play.says("worker-0", "round.recounted", group=GROUP, update=digest.hex(), contained=contained)
+    assert play.worker.settle({}) is False
+    play.hands_in(3)
+    play.follows("worker-0", 2, play.keeps("worker-0", 2, play.manifest("worker-0", 1).digest, 2.0))
+    play.follows("worker-0", 3, play.keeps("worker-0", 3, play.manifest("worker-0", 2).digest, 3.0))
+    play.look()
+    assert play.ends() == []
+    assert play.watch.counts["updates kept by their worker"] == 2
+    assert second.header.digest.hex() in play.watch.accepted
+
+
 def test_an_update_that_is_only_in_a_version_that_lost(play: Play) -> None:
     update = play.hands_in(1)
     play.keeps("worker-2", 1, ZERO, 3.0, update)
