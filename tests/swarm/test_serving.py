@@ -6,7 +6,9 @@ import asyncio
 import json
 import os
 import signal
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -34,14 +36,34 @@ def resting(swarm: Swarm) -> Iterator[Swarm]:
     """The swarm with its trainers halted, so that versions stand still while they are compared."""
     for node in swarm.nodes:
         wait_for("a few versions", lambda node=node: len(node.events("round.version")) >= 4 or None)
-    for node in swarm.nodes:
-        os.kill(node.trainer_pid, signal.SIGSTOP)
-    try:
+    with _halted(swarm):
         wait_for("the last round to settle", lambda: asyncio.run(_settled(swarm)) or None)
         yield swarm
+
+
+@contextmanager
+def _halted(swarm: Swarm) -> Iterator[None]:
+    """No trainer of the swarm runs; nor do those by which nodes replace one that does not answer."""
+    halted, over = set(), threading.Event()
+
+    def halt() -> None:
+        while not over.wait(1.0):
+            started = [event for node in swarm.nodes for event in node.events("trainer.started")[-1:]]
+            for pid in {event["pid"] for event in started} - halted:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGSTOP)
+                halted.add(pid)
+
+    thread = threading.Thread(target=halt)
+    thread.start()
+    try:
+        yield
     finally:
-        for node in swarm.nodes:
-            os.kill(node.trainer_pid, signal.SIGCONT)
+        over.set()
+        thread.join()
+        for pid in halted:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 async def _settled(swarm: Swarm) -> bool:
@@ -50,6 +72,8 @@ async def _settled(swarm: Swarm) -> bool:
         await asyncio.sleep(swarm.run.round.period)
         second = await collect(client.directory, swarm.run, client.dht.time())
     versions = second.versions
+    if versions.keys() != set(swarm.run.groups):
+        return False  # a peer that is too busy to answer
     return first.versions == versions and all(
         replica.version == versions[f"block-{replica.block}"].version
         and replica.interface_version == versions["interface"].version
