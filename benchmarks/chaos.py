@@ -2,13 +2,14 @@
 
     python -m benchmarks.chaos --data DATA --seed 0 --minutes 60 --faults 300
 
-Six workers of two blocks and two bootstraps. First they run undisturbed for that time, then once more while
-a schedule of faults drawn from the seed (:mod:`benchmarks.faults`) is played. All the while the invariants
-of :mod:`benchmarks.invariants` are watched; beside them: a process that nobody hurts ends (``ended``), a
-fault does not heal in time (``unhealed``), nodes do not agree in the end within PATIENCE seconds
-(``disagreed``), or a process, port or open file too many is left (``left over``). ``ce_delta`` is by how
-much the from-noise cross-entropy at the end is above that of the undisturbed run, nats a byte. The short
-form is tests/chaos. Both runs need ten minutes beside their time, to start, to heal and to be measured.
+Two swarms, each of six workers of two blocks and two bootstraps, run at the same time, so that both meet the
+same machine: one undisturbed, one while a schedule of faults drawn from the seed (:mod:`benchmarks.faults`)
+is played. All the while the invariants of :mod:`benchmarks.invariants` are watched in both; beside them: a
+process that nobody hurts ends (``ended``), a fault does not heal in time (``unhealed``), nodes do not agree
+in the end within PATIENCE seconds (``disagreed``), or a process, port or open file too many is left
+(``left over``). ``ce_delta`` is by how much the from-noise cross-entropy at the end is above that of the
+undisturbed run, nats a byte. The short form is tests/chaos. Ten minutes come on top, to start, to heal and to
+be measured.
 """
 
 from __future__ import annotations
@@ -23,8 +24,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +194,17 @@ def _look_at_what_is_left(
                 invariants.broken("left over", "", f"port {port}", str(error))
 
 
+def _play(folder: Path, text: Sequence[str], faults: int, asked: argparse.Namespace) -> Outcome:
+    """One of the two swarms, in a process of its own."""
+    folder.mkdir(parents=True)
+    environment(str(folder))
+    run = small_run(folder.name, asked.seed)
+    swarm, seconds = folder / "swarm", 60 * asked.minutes
+    return asyncio.run(
+        play(swarm, run, text, seed=asked.seed, seconds=seconds, faults=faults, kinds=asked.kinds)
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--data", required=True, help="wikitext-2.tar.xz, or a folder with its files")
@@ -197,26 +212,19 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--faults", type=int, default=300)
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND")
+    parser.add_argument("--folder", help="where logs and state stay afterwards; they are removed otherwise")
     asked = parser.parse_args()
-    outcomes = {}
-    with tempfile.TemporaryDirectory() as folder:
-        environment(folder)
+    with nullcontext(asked.folder) if asked.folder else tempfile.TemporaryDirectory() as folder:
         data = unpack(Path(asked.data), Path(folder))
         text = ["--data", str(data / "test.txt"), "--held-out", str(data / "valid.txt")]
-        for name, faults in (("undisturbed", 0), ("storm", asked.faults)):
-            print(f"{name}: {asked.minutes:g} minutes", flush=True)
-            outcomes[name] = asyncio.run(
-                play(
-                    Path(folder) / name,
-                    small_run("chaos", asked.seed),
-                    text,
-                    seed=asked.seed,
-                    seconds=60 * asked.minutes,
-                    faults=faults,
-                    kinds=asked.kinds,
-                )
-            )
-            print(outcomes[name].summary(), flush=True)
+        with ProcessPoolExecutor(max_workers=2, mp_context=get_context("spawn")) as pool:
+            swarms = {
+                name: pool.submit(_play, Path(folder) / name, text, faults, asked)
+                for name, faults in (("undisturbed", 0), ("storm", asked.faults))
+            }
+            outcomes = {name: swarm.result() for name, swarm in swarms.items()}
+    for name, outcome in outcomes.items():
+        print(f"{name}: {outcome.summary()}", flush=True)
     undisturbed, storm = outcomes["undisturbed"], outcomes["storm"]
     violations = [*undisturbed.violations, *storm.violations]
     raw = RAW / "chaos" / f"{asked.seed}.json"
