@@ -84,6 +84,8 @@ class Worker:
         """The round that this worker is done with."""
         self._missed = 0
         self._failures = 0
+        self._not_saved = ""
+        """Why the optimiser's state was not written last time."""
 
     async def run(self) -> None:
         """Take part in round after round, for ever. A trainer that dies costs the round it dies in."""
@@ -370,9 +372,13 @@ class Worker:
         try:
             await self._trainer.request(Save(), LOAD_SECONDS)
         except TrainerFailed as error:
-            log.error("trainer.not_saved", cause=error.problem)
+            if error.problem != self._not_saved:  # told once, not every round
+                log.error("trainer.not_saved", cause=error.problem)
+            self._not_saved = error.problem
             if not self._trainer.is_running:
                 raise
+        else:
+            self._not_saved = ""
 
     async def _restart_trainer(self) -> None:
         """Whatever keeps it from starting may pass: text on a disk that is away, a GPU, memory."""

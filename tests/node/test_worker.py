@@ -186,7 +186,9 @@ async def test_a_trainer_that_cannot_start_is_tried_again(
 
 async def test_moments_that_cannot_be_saved_cost_nothing_now(quick: World, tmp_path: Path) -> None:
     errors = {Save: [TrainerFailed("no space left")] * 2}
-    trainer, _, seen = await worked(quick, tmp_path, set(), 3, errors=errors)
+    with capture_logs() as logs:
+        trainer, _, seen = await worked(quick, tmp_path, set(), 3, errors=errors)
     assert trainer.starts == 0
+    assert [event["event"] for event in logs].count("trainer.not_saved") == 1, "told once"
     rounds = [manifest.round for _, manifest in seen]
     assert rounds == list(range(rounds[0], rounds[0] + len(rounds)))
