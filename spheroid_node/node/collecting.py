@@ -20,9 +20,10 @@ from spheroid_node.node.access import Client
 from spheroid_node.node.clock import LONGEST_NAP, sleep_until
 from spheroid_node.node.screening import Screening
 from spheroid_node.node.sync import Synchroniser
+from spheroid_node.node.threads import to_its_end
 from spheroid_node.node.versions import Held, VersionStore
 from spheroid_node.rounds.aggregation import PayloadFacts, PayloadMeter, payload_facts
-from spheroid_node.rounds.aggregator import Aggregator, Desk, Offer
+from spheroid_node.rounds.aggregator import Aggregator, Desk, Judged, Offer
 from spheroid_node.rounds.collection import Answer, Base
 from spheroid_node.rounds.election import candidates
 from spheroid_node.rounds.slots import Slots
@@ -171,13 +172,25 @@ class Collector:
         if group in self._handed_over:
             raise WireError(ErrorCode.LEAVING)
         async with self._turns[group]:
-            # In a thread: the sum of a large group takes longer than a loop may stand still.
-            with self._room():
-                answer = await asyncio.to_thread(
-                    self._desk.deliver, offer, facts, read(), self._client.dht.time()
-                )
+            judged = self._desk.judge(offer, facts, self._client.dht.time())
+            aggregator = self._desk.aggregator(group)
+            if judged.is_new and aggregator is not None:
+                await self._add(aggregator, judged, read())
         self._changed[group].set()
-        return answer
+        return judged.answer
+
+    async def _add(
+        self, aggregator: Aggregator, judged: Judged, payload: Iterator[bytes | memoryview]
+    ) -> None:
+        """In a thread: the sum of a large group takes longer than a loop may stand still."""
+        try:
+            with self._room():
+                await to_its_end(aggregator.add, judged, payload)
+        except asyncio.CancelledError:
+            raise  # it was added all the same
+        except BaseException:
+            aggregator.withdraw(judged)
+            raise
 
     async def _tried(
         self, offer: Offer, facts: PayloadFacts, read: Callable[[], Iterator[bytes | memoryview]]
@@ -287,9 +300,11 @@ class Collector:
             collection.close()
             return
         assert base is not None
-        made = await asyncio.to_thread(aggregator.close, base.payload, rank)
-        if made is None:
+        collection.close()
+        result = await to_its_end(aggregator.result, base.payload)
+        if result is None:
             return
+        made = aggregator.version(result, rank)
         sealed = made.manifest.seal(self._client.identity.key)
         held = await asyncio.to_thread(Held.of, group, made.manifest.version, made.payload, sealed)
         if await asyncio.to_thread(self._store.adopt, held) is not held:

@@ -28,9 +28,8 @@ class Outbox:
     def __init__(self, run: RunSpec, directory: Path, disk: Disk | None = None) -> None:
         self._run, self._directory, self._disk = run, directory, disk or Disk()
 
-    def save(self, group: str, contributor: Contributor, round: int) -> None:
+    def save(self, group: str, kept: Kept, round: int) -> None:
         """As it is in ``round``. Never raises: a full disk costs what would be lost with the process."""
-        kept = contributor.kept()
         tensors = {"residual": kept.residual}
         metadata = {"run": self._run.run_id, "group": group, "round": str(round)}
         if kept.submission is not None and kept.sent is not None:

@@ -19,6 +19,7 @@ from spheroid_node.node.outbox import Outbox
 from spheroid_node.node.report import Report
 from spheroid_node.node.submitting import Delivery, Submitter
 from spheroid_node.node.sync import Synchroniser
+from spheroid_node.node.threads import to_its_end
 from spheroid_node.node.trainer import TrainerProcess
 from spheroid_node.node.training import Trained, Training
 from spheroid_node.node.versions import Held, VersionStore
@@ -182,7 +183,8 @@ class Worker:
 
     async def _keep(self, group: str) -> None:
         round = self._slots.round_at(self._now())
-        await asyncio.to_thread(self._outbox.save, group, self._contributors[group], round)
+        # To its end: an older state must not be written after a newer one.
+        await to_its_end(self._outbox.save, group, self._contributors[group].kept(), round)
 
     async def _load(self, version: Held) -> None:
         """Own groups go on from the version with what is left over, and what was learnt meanwhile, on top."""

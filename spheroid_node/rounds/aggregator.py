@@ -9,6 +9,15 @@ The network's part is only to carry envelopes and chunks, and to sign receipts a
     receipt = offer.receipt(answer).seal(key)
     … until aggregator.collection.is_over(now) …
     version = aggregator.close(base_payload, rank)       # None: the version stands
+
+What takes long, ``add`` and ``result``, touches the sum alone, and may be done in a thread while headers are
+judged:
+
+    judged = desk.judge(offer, facts, now)
+    if judged.is_new: aggregator.add(judged, chunks)     # withdraw(judged) should it fail
+    …
+    result = aggregator.result(base_payload)
+    version = aggregator.version(result, rank)
 """
 
 from __future__ import annotations
@@ -52,6 +61,25 @@ class Offer:
 
 
 @dataclass(frozen=True)
+class Judged:
+    """An update's answer and, where ``is_new``, what it counts in the sum that it is still to be added to."""
+
+    offer: Offer
+    answer: Answer
+    is_new: bool = False
+    weight: float = 0.0
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """The payload that a round made (rounds/outer.py), and its digest."""
+
+    payload: Vector
+    digest: bytes
+
+
+@dataclass(frozen=True)
 class NewVersion:
     """The payload that a round made (rounds/outer.py), and its description, still to be sealed."""
 
@@ -89,22 +117,33 @@ class Aggregator:
         self, offer: Offer, facts: PayloadFacts, chunks: Iterable[bytes | memoryview], now: float
     ) -> Answer:
         """Judge a payload and, if it is accepted, add it. If ``chunks`` raises, nothing has happened."""
+        judged = self.judge(offer, facts, now)
+        if judged.is_new:
+            try:
+                self.add(judged, chunks)
+            except BaseException:
+                self.withdraw(judged)
+                raise
+        return judged.answer
+
+    def judge(self, offer: Offer, facts: PayloadFacts, now: float) -> Judged:
+        """A repeated delivery gets its first answer again, and is not new."""
         known = self.collection.has_accepted(offer.author)
         answer = self.collection.payload(offer.author, facts, now)
-        # A repeated delivery gets its first answer again, and is not added a second time.
-        if answer.verdict is Verdict.ACCEPTED and not known:
-            try:
-                self._add(offer, chunks)
-            except BaseException:
-                self.collection.withdraw(offer.author)
-                raise
-        return answer
+        if answer.verdict is not Verdict.ACCEPTED or known:
+            return Judged(offer, answer)
+        weight, scale = self.collection.weight(offer.author), self.collection.scale(offer.author)
+        return Judged(offer, answer, True, weight, scale)
 
-    def _add(self, offer: Offer, chunks: Iterable[bytes | memoryview]) -> None:
+    def add(self, judged: Judged, chunks: Iterable[bytes | memoryview]) -> None:
+        """Add a new update. If ``chunks`` raises, the sum is as it was."""
         if self._accumulator is None:
             self._accumulator = self._empty()
-        weight, scale = self.collection.weight(offer.author), self.collection.scale(offer.author)
-        self._accumulator.add(chunks, offer.header.dtype, weight, scale)
+        self._accumulator.add(chunks, judged.offer.header.dtype, judged.weight, judged.scale)
+
+    def withdraw(self, judged: Judged) -> None:
+        """A new update could not be added after all."""
+        self.collection.withdraw(judged.offer.author)
 
     def _empty(self) -> Accumulator | Sorter | LateClipper:
         rule, elements = self.collection.run.round, self.collection.elements
@@ -118,26 +157,35 @@ class Aggregator:
 
     def close(self, base_payload: Vector, rank: int) -> NewVersion | None:
         """End the round; ``rank`` is this peer's place in the ranking. None if nothing was accepted."""
-        collection = self.collection
-        collection.close()
-        if self._accumulator is None or not collection.accepted():
+        self.collection.close()
+        result = self.result(base_payload)
+        return None if result is None else self.version(result, rank)
+
+    def result(self, base_payload: Vector) -> Result | None:
+        """What a closed round makes of the base; None if nothing was accepted. Can be had once."""
+        if self._accumulator is None or not self.collection.accepted():
             return None
-        payload = next_payload(collection.run.training, base_payload, self._accumulator.mean())
-        self._accumulator = None
+        mean, self._accumulator = self._accumulator.mean(), None
+        payload = next_payload(self.collection.run.training, base_payload, mean)
+        return Result(payload, vector_digest(payload))
+
+    def version(self, result: Result, rank: int) -> NewVersion:
+        """With its manifest."""
+        collection = self.collection
         manifest = Manifest(
             run=collection.run_id,
             group=collection.group,
             round=collection.round,
             version=collection.base.version + 1,
             parent=collection.base.digest,
-            digest=vector_digest(payload),
+            digest=result.digest,
             elements=collection.elements,
             rank=rank,
             steps=collection.steps(),
             updates=collection.outcomes(),
             also=collection.also(),
         )
-        return NewVersion(payload, manifest)
+        return NewVersion(result.payload, manifest)
 
 
 class Desk:
@@ -167,7 +215,14 @@ class Desk:
         self, offer: Offer, facts: PayloadFacts, chunks: Iterable[bytes | memoryview], now: float
     ) -> Answer:
         """Judge and add a payload; one whose round has made way for the next meanwhile is late."""
+        aggregator = self._of(offer)
+        return LATE if aggregator is None else aggregator.deliver(offer, facts, chunks, now)
+
+    def judge(self, offer: Offer, facts: PayloadFacts, now: float) -> Judged:
+        """As :meth:`deliver`, for an aggregator whose ``add`` is called after it."""
+        aggregator = self._of(offer)
+        return Judged(offer, LATE) if aggregator is None else aggregator.judge(offer, facts, now)
+
+    def _of(self, offer: Offer) -> Aggregator | None:
         aggregator = self._aggregators[offer.header.group]
-        if aggregator.collection.round != offer.header.round:
-            return LATE
-        return aggregator.deliver(offer, facts, chunks, now)
+        return aggregator if aggregator.collection.round == offer.header.round else None

@@ -161,7 +161,7 @@ class Contributor:
         self._settled = replace(settled, contained=contained)
         change = self.residual.change(decode_vector(settled.submission.payload, header.dtype), contained)
         if self._open is None:
-            self.residual.vector += change
+            self.residual.vector = self.residual.vector + change  # the old one may be on its way to disk
         else:  # the open update was made with what was left over then
             self._open = replace(self._open, sent=self._open.sent + change)
         return header.digest, contained

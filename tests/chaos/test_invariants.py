@@ -95,7 +95,7 @@ class Play:
         return submission
 
     def saves(self, round: int) -> None:
-        Outbox(RUN, self.folder / "worker-0" / "outbox").save(GROUP, self.worker, round)
+        Outbox(RUN, self.folder / "worker-0" / "outbox").save(GROUP, self.worker.kept(), round)
         self.look()
 
     def look(self) -> None:

@@ -537,7 +537,7 @@ def _files() -> list[bytes]:
     version = path.read_bytes()
     contributor = Contributor(RUN, GROUP, ELEMENTS)
     contributor.prepare(7, Base.initial(VECTOR), VECTOR, 5, 80, bytes(16))
-    Outbox(RUN, _folder()).save(GROUP, contributor, 7)
+    Outbox(RUN, _folder()).save(GROUP, contributor.kept(), 7)
     return [version, (_folder() / f"{GROUP}.safetensors").read_bytes()]
 
 

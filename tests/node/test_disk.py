@@ -56,13 +56,13 @@ def test_a_full_disk_is_told_once_and_written_to_again_when_there_is_room(run: R
     outbox, contributor = Outbox(run, small / "outbox", disk), Contributor(run, HELD, 1000)
     vector = store.newest(HELD).vector
     store.adopt(made(run, 1, vector + 1))
-    outbox.save(HELD, contributor, 1)
+    outbox.save(HELD, contributor.kept(), 1)
     assert disk.note == ""
     filler = fill(small)
     with capture_logs() as logs:
         for version in (2, 3, 4):
             store.adopt(made(run, version, vector + version))
-            outbox.save(HELD, contributor, version)
+            outbox.save(HELD, contributor.kept(), version)
             store.write_again()
     assert [(entry["event"], entry["what"]) for entry in logs] == [
         ("disk.not_written", "versions"),
@@ -77,7 +77,7 @@ def test_a_full_disk_is_told_once_and_written_to_again_when_there_is_room(run: R
     filler.unlink()
     with capture_logs() as logs:
         store.write_again()
-        outbox.save(HELD, contributor, 5)
+        outbox.save(HELD, contributor.kept(), 5)
     assert [entry["event"] for entry in logs] == ["disk.written_again"] * 2
     assert disk.note == ""
     assert VersionStore(run, lambda group: small / "versions" / group).newest(HELD).version == 4

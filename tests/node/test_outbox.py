@@ -59,7 +59,7 @@ def test_what_was_decided_about_the_update_before_comes_back(
         rank=0, steps=0, updates=[],
     )  # fmt: skip
     assert before.settle({9: later}) is contained
-    Outbox(run, tmp_path).save(GROUP, before, 9)
+    Outbox(run, tmp_path).save(GROUP, before.kept(), 9)
     assert Outbox(run, tmp_path).restore(GROUP, after, 9) is None
     assert after.kept().settled == before.kept().settled
     assert after.kept().settled.contained is contained  # type: ignore[union-attr]
@@ -70,7 +70,7 @@ def test_what_was_decided_about_the_update_before_comes_back(
 def test_everything_comes_back(run: RunSpec, tmp_path: Path, answered: bool, compression: str) -> None:
     run = run.model_copy(update={"round": run.round.model_copy(update={"compression": compression})})
     before, after = filled(run, answered), contributor(run)
-    Outbox(run, tmp_path).save(GROUP, before, 7)
+    Outbox(run, tmp_path).save(GROUP, before.kept(), 7)
     submission = Outbox(run, tmp_path).restore(GROUP, after, 8)
     one, other = before.kept(), after.kept()
     np.testing.assert_array_equal(one.residual, other.residual)
@@ -80,7 +80,7 @@ def test_everything_comes_back(run: RunSpec, tmp_path: Path, answered: bool, com
     # What is restored can be settled and goes into the next update.
     assert before.settle({}) == after.settle({}) is False
     np.testing.assert_array_equal(before.residual.vector, after.residual.vector)
-    Outbox(run, tmp_path).save(GROUP, after, 8)
+    Outbox(run, tmp_path).save(GROUP, after.kept(), 8)
     assert Outbox(run, tmp_path).restore(GROUP, contributor(run), 8) is None
 
 
@@ -92,7 +92,7 @@ def test_nothing_was_saved(run: RunSpec, tmp_path: Path) -> None:
 
 def test_what_is_too_old_is_of_no_use(run: RunSpec, tmp_path: Path) -> None:
     outbox, made = Outbox(run, tmp_path), contributor(run)
-    outbox.save(GROUP, filled(run), 7)
+    outbox.save(GROUP, filled(run).kept(), 7)
     assert outbox.restore(GROUP, made, 18) is None and not made.residual.vector.any()
     assert outbox.restore(GROUP, made, 17) is not None and made.residual.vector.any()
 
@@ -100,18 +100,18 @@ def test_what_is_too_old_is_of_no_use(run: RunSpec, tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["cut", "garbage", "other run", "other group", "other shape"])
 def test_a_file_that_does_not_fit_is_left_aside(run: RunSpec, tmp_path: Path, damage: str) -> None:
     outbox, made = Outbox(run, tmp_path), contributor(run)
-    outbox.save(GROUP, filled(run), 7)
+    outbox.save(GROUP, filled(run).kept(), 7)
     file = tmp_path / f"{GROUP}.safetensors"
     if damage == "cut":
         file.write_bytes(file.read_bytes()[:-10])
     elif damage == "garbage":
         file.write_bytes(b"x" * 100)
     elif damage == "other run":
-        Outbox(run.model_copy(update={"seed": 99}), tmp_path).save(GROUP, filled(run), 7)
+        Outbox(run.model_copy(update={"seed": 99}), tmp_path).save(GROUP, filled(run).kept(), 7)
     elif damage == "other group":
         file.rename(tmp_path / "interface.safetensors")
     else:
-        Outbox(run, tmp_path).save(GROUP, Contributor(run, GROUP, 3), 7)
+        Outbox(run, tmp_path).save(GROUP, Contributor(run, GROUP, 3).kept(), 7)
     group = "interface" if damage == "other group" else GROUP
     with capture_logs() as logs:
         assert outbox.restore(group, made, 8) is None
@@ -125,9 +125,9 @@ def test_a_full_disk_costs_nothing_now(run: RunSpec, tmp_path: Path) -> None:
     outbox = Outbox(run, in_the_way)
     with capture_logs() as logs:
         for round in (7, 8, 9):
-            outbox.save(GROUP, filled(run), round)
+            outbox.save(GROUP, filled(run).kept(), round)
         in_the_way.unlink()
-        outbox.save(GROUP, filled(run), 10)
+        outbox.save(GROUP, filled(run).kept(), 10)
     assert [entry["event"] for entry in logs] == ["disk.not_written", "disk.written_again"], "told once"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -17,8 +18,9 @@ from spheroid_node.net.directory import Directory
 from spheroid_node.node.client import fetch_model
 from spheroid_node.node.collecting import Collector, owns
 from spheroid_node.node.report import Report, Reporter
+from spheroid_node.node.threads import to_its_end
 from spheroid_node.node.versions import Held
-from spheroid_node.rounds.collection import Base
+from spheroid_node.rounds.collection import Base, Collection
 from spheroid_node.rounds.contribution import Contributor, Submission
 from spheroid_node.rounds.election import ranking
 from spheroid_node.run import RunSpec
@@ -102,6 +104,64 @@ async def test_both_updates_become_the_next_version_on_both_nodes(world: World, 
         author, manifest = Manifest.unseal(world.manifests[GROUP][leader.id])
         assert author == leader.id
         assert (manifest.version, manifest.accepted, manifest.rank) == (1, 2, 0)
+
+
+async def test_what_a_thread_works_on_is_no_part_of_the_collection(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Headers are judged meanwhile, and a collection that changes under a thread would end the node."""
+    threads: dict[str, set[bool]] = {}
+    changing = (
+        "header",
+        "payload",
+        "expect",
+        "withdraw",
+        "close",
+        "outcomes",
+        "also",
+        "waiting_for",
+        "steps",
+    )
+    for name in changing:
+        method = getattr(Collection, name)
+
+        def noted(*arguments: Any, name: str = name, method: Any = method) -> Any:
+            threads.setdefault(name, set()).add(threading.current_thread() is threading.main_thread())
+            return method(*arguments)
+
+        monkeypatch.setattr(Collection, name, noted)
+    async with peers(world, tmp_path, (0, 0)) as (one, two):
+        for peer in (one, two):
+            assert await peer.submitter.deliver(submission(peer, 1.0), ranked(world), world.records)
+        await until(lambda: 1 in {peer.store.newest(GROUP).version for peer in (one, two)})
+    assert threads.keys() >= {"header", "payload", "close", "outcomes", "waiting_for"}
+    assert all(found == {True} for found in threads.values()), threads
+
+
+async def test_who_is_cancelled_waits_for_the_thread() -> None:
+    began, may_end = threading.Event(), threading.Event()
+    done = []
+
+    def work(what: str) -> str:
+        began.set()
+        may_end.wait(10)
+        done.append(what)
+        return what
+
+    task = asyncio.create_task(to_its_end(work, "added"))
+    await until(began.is_set)
+    for _ in range(2):  # impatience changes nothing
+        task.cancel()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not task.done()
+    may_end.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert done == ["added"]
+    assert await to_its_end(work, what="again") == "again"
+    with pytest.raises(ZeroDivisionError):
+        await to_its_end(lambda: 1 / 0)
 
 
 async def test_the_round_closes_at_the_deadline_and_what_comes_later_is_late(

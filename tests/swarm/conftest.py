@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from spheroid_node.cli.demo.processes import Child, Children
 from spheroid_node.cli.demo.shape import to_toml
@@ -21,6 +23,20 @@ from spheroid_node.run import ModelSpec, RoundSpec, RunSpec, TrainingSpec
 T = TypeVar("T")
 
 PATIENCE = 150.0
+SHARED = ("test_rounds.py", "test_serving.py", "test_trouble.py", "test_wan.py")
+"""Files whose tests take the swarm of the session."""
+
+
+class BySwarm(LoadScopeScheduling):
+    """Tests that share a swarm run in one process; other files may run beside them."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "session" if Path(file).name in SHARED else file
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> BySwarm:
+    return BySwarm(config, log)
 
 
 def wait_for(what: str, probe: Callable[[], T | None], seconds: float = PATIENCE) -> T:
