@@ -101,6 +101,22 @@ TABLES: dict[str, dict[str, Column]] = {
         "the group's next version": lambda row: f"after {row['next_version_s']:.1f} s",
         "the worker trains again": lambda row: f"{row['trains_again_s']:.1f} s after its start",
     },
+    "chaos": {
+        "fault": lambda row: str(row["kind"]),
+        "times": plain("count"),
+        "healed in": lambda row: f"{row['healed_median_s']:.1f} s",
+        "at worst": lambda row: f"{row['healed_worst_s']:.1f} s",
+        "never": plain("unhealed"),
+    },
+    "soak": {
+        "": lambda row: str(row["role"]),
+        "long lives": plain("lives"),
+        "the longest": lambda row: f"{row['longest_min']:.0f} min",
+        "resident memory": lambda row: f"{row['rss_mb']:,.0f} MB",
+        "grew by at most": lambda row: f"{row['rss_growth_ratio'] - 1:.1%}",
+        "open descriptors": plain("descriptors"),
+        "grew by": plain("fd_growth"),
+    },
     "aggregation_updates": {
         "update": lambda row: f"{row['update_mb']:.0f} MB, {row['dtype']}",
         "rule": lambda row: str(row["rule"]),

@@ -28,7 +28,10 @@ SHARED = ("test_rounds.py", "test_serving.py", "test_trouble.py", "test_wan.py")
 
 
 class BySwarm(LoadScopeScheduling):
-    """Tests that share a swarm run in one process; other files may run beside them."""
+    """Tests that share a swarm run in one process; other files may run beside them.
+
+    The marker ``xdist_group`` would say the same, but pytest-xdist 3.8 does not see it under pytest 9.2.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
