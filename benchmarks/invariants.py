@@ -4,7 +4,7 @@ Seen are the nodes' logs, the files in their state directories, and what nodes a
 that is broken is a :class:`Violation`, once for each place:
 
 ``shrunk``      A node follows a lower version than before. Allowed where a full disk had kept it from writing
-                (``disk.not_written``) and it then ended.
+                (``disk.not_written``) and it then ended, and where it ended and only had a copy.
 ``forked``      Two nodes that nobody hurts keep to two versions of one number. Two aggregators may each write
                 one, and all must follow the same: within the settling part where all hear each other, and a
                 node that has just been cut off or asleep with the next round. So this is counted only when it
@@ -107,6 +107,8 @@ class Invariants:
         self._run, self._folder = run, folder
         self._slots = Slots.of(run.round)
         self._words: dict[str, dict[str, Word]] = defaultdict(dict)
+        self._own: dict[str, frozenset[str]] = {}
+        """Groups that a node trains; copies of others are gone when it ends."""
         self._unwritten: set[str] = set()
         self._dropped: set[tuple[str, str]] = set()
         """Outboxes, by node and group, that their owner said it could not save or found too old."""
@@ -134,6 +136,9 @@ class Invariants:
         if name == "round.version":
             self._follows(node, event["group"], Word(event["version"], event["digest"]))
         elif name == "node.started":
+            self._own[node] = frozenset(event["versions"])
+            for group in self._words[node].keys() - self._own[node]:
+                del self._words[node][group]
             for group, version in event["versions"].items():
                 before = self._words[node].get(group)
                 if before and version < before.version and node not in self._unwritten:
@@ -303,7 +308,7 @@ class Invariants:
                 async with asyncio.timeout(WIRE_SECONDS):
                     link = await dialler.dial(address, "transfer")
                     try:
-                        for group in list(self._words[node]):
+                        for group in self._own.get(node, ()):
                             await link.send(Want(group=group, version=-1))
                             listing = await link.expect(Listing)
                             manifest = Manifest.unseal(listing.manifest)[1] if listing.manifest else None

@@ -148,6 +148,15 @@ def test_a_lower_version_after_a_restart_is_wrong_unless_the_disk_was_full(play:
     assert [(item.rule, item.node) for item in play.watch.violations] == [("shrunk", "worker-2")]
 
 
+def test_a_copy_of_another_group_begins_anew_with_its_node(play: Play) -> None:
+    play.says("worker-0", "round.version", group="block-1", version=5, digest=ZERO.hex(), round=5)
+    play.says("worker-0", "node.started", versions={GROUP: 0})
+    play.says("worker-0", "round.version", group="block-1", version=4, digest=ZERO.hex(), round=4)
+    assert play.ends() == []
+    play.says("worker-0", "round.version", group="block-1", version=3, digest=ZERO.hex(), round=3)
+    assert play.ends() == ["shrunk"]
+
+
 def test_two_versions_of_one_number_among_those_that_have_their_peace(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
