@@ -35,8 +35,11 @@ class DaemonStreams:
 
     async def attach(self, p2p: Any) -> None:
         """Use this daemon, and let it hand us what it handed us before. Raises what hivemind raises."""
-        for name, accept in self._served.items():
-            await _register(p2p, name, accept)
+        told: set[str] = set()
+        while names := self._served.keys() - told:  # services may come and go meanwhile
+            name = names.pop()
+            await _register(p2p, name, self._served[name])
+            told.add(name)
         self._p2p = p2p
         self._attached.set()
 

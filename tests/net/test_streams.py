@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 
 from spheroid_node.net import dialling
+from spheroid_node.net.daemon_streams import DaemonStreams
 from spheroid_node.net.dht import Dht
 from spheroid_node.net.dialling import Dialler
 from spheroid_node.net.identity import Identity, ephemeral_identity
@@ -406,6 +407,21 @@ async def test_closing_does_not_wait_for_a_peer_that_never_reads(swarm, alice_dh
 
 
 # --- a daemon that dies ---------------------------------------------------------------------------
+
+
+async def test_a_service_that_comes_while_a_daemon_is_attached_is_served_too() -> None:
+    streams, told = DaemonStreams(), []
+
+    class Daemon:
+        async def add_binary_stream_handler(self, name: str, _handler: object) -> None:
+            told.append(name)
+            if name == "hop":
+                await streams.serve("round", lambda stream: None)
+                await streams.stop_serving("hop")
+
+    await streams.serve("hop", lambda stream: None)
+    await streams.attach(Daemon())
+    assert told == ["hop", "round"]
 
 
 async def test_a_server_whose_daemon_dies_is_reached_again(swarm, bob_dht) -> None:
