@@ -18,6 +18,7 @@ from spheroid_node.net.partial import Partial
 from spheroid_node.net.transfer import fetch_version
 from spheroid_node.node.access import Client
 from spheroid_node.node.clock import sleep_until
+from spheroid_node.node.history import LENGTH
 from spheroid_node.node.holdings import holding
 from spheroid_node.node.versions import Held, VersionStore, Whole, is_better
 from spheroid_node.rounds.forks import is_plausible
@@ -103,21 +104,25 @@ class Synchroniser:
         return self._store.behind(group, lag)
 
     async def line(self, group: str, wanted: Iterable[int]) -> dict[int, Manifest]:
-        """The manifests of the versions that are here, and of those ``wanted`` that others still have.
+        """The manifests of the versions that are here, and of those back to the ``wanted`` that others have.
 
-        One that the version after it was not made from is none of them.
+        One that the version after it was not made from is none of them: this node may have followed a fork
+        and missed what the others made instead, so the versions in between are asked for as well.
         """
         line = self._store.line(group)
         newest = max(line, default=0)
-        for version in sorted(wanted, reverse=True):
-            if version < newest and version not in line:
-                manifest, after = await self._manifest(group, version), line.get(version + 1)
-                if manifest is not None and (after is None or after.parent == manifest.digest):
+        oldest = max(min(wanted, default=newest), newest - LENGTH)
+        for version in range(newest - 1, oldest - 1, -1):
+            known, after = line.get(version), line.get(version + 1)
+            if known is None or (after is not None and after.parent != known.digest):
+                line.pop(version, None)
+                manifest = await self._manifest(group, version, after.parent if after else None)
+                if manifest is not None:
                     line[version] = manifest
         return line
 
-    async def _manifest(self, group: str, version: int) -> Manifest | None:
-        """Of an older version, from any node that has it or remembers it."""
+    async def _manifest(self, group: str, version: int, digest: bytes | None) -> Manifest | None:
+        """Of an older version, the one of that digest where it is known, from any node that remembers it."""
         nodes = await self.nodes()
         for record in shuffled(nodes.values()):
             offer = holding(self._client.run, record, group)
@@ -128,6 +133,7 @@ class Synchroniser:
                 if listing is not None:
                     signer, manifest = Manifest.unseal(listing.manifest)
                     is_it = (manifest.group, manifest.version) == (group, version)
+                    is_it = is_it and digest in (None, manifest.digest)
                     if is_it and self._is_plausible(signer, manifest):
                         return manifest
             except (LinkFailed, WireError, OSError, TimeoutError) as error:

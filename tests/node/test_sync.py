@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from spheroid_node.node import sync as sync_module
+from spheroid_node.node.history import Signed
 from spheroid_node.node.sync import Synchroniser
 
 from .conftest import Peer, World
@@ -73,6 +74,27 @@ async def test_a_manifest_that_was_missed_is_asked_of_others(world: World, tmp_p
         # One that version 3 was not made from tells nothing of an update.
         one.store._held[GROUP][2] = version(world, 2, one, learnt=0.5)
         assert (await other.sync.line(GROUP, {2})).keys() == {3}
+
+
+async def test_a_fork_that_lost_while_its_node_was_away_is_none_of_the_line(
+    world: World, tmp_path: Path
+) -> None:
+    """It made a version that nobody saw, and missed those that the others made instead."""
+    world.clock.now = 900.0
+    async with peers(world, tmp_path, (0, 0, 0)) as (one, other, late):
+        made = [version(world, number, one) for number in range(1, 7)]
+        lost = version(world, 2, late, learnt=0.5)
+        for held in made:
+            one.store.adopt(held)
+        for held in (made[0], lost, made[5]):
+            late.store.adopt(held)
+        other.store.adopt(made[5])
+        other.store._past[GROUP].follow([Signed(lost.manifest, lost.sealed)])
+        for peer in (one, other):
+            peer.announce()
+        assert late.store.line(GROUP)[2] == lost.manifest, "nothing here says that it lost"
+        line = await late.sync.line(GROUP, {2})
+        assert line == {held.version: held.manifest for held in made[1:]}
 
 
 async def test_a_manifest_outlives_its_version_with_others(world: World, tmp_path: Path) -> None:
