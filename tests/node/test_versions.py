@@ -36,6 +36,10 @@ def files(folder: Path) -> list[Path]:
     return sorted((folder / GROUP).glob("*.safetensors"))
 
 
+def full(*_: object) -> None:
+    raise OSError(28, "No space left on device")
+
+
 def test_version_0_follows_from_the_seed(run: RunSpec) -> None:
     held = VersionStore(run).newest(GROUP)
     assert (held.version, held.round, held.steps, held.norms) == (0, -1, 0, ())
@@ -155,9 +159,6 @@ def test_manifests_of_another_group_are_not_taken_up(run: RunSpec, tmp_path: Pat
 def test_a_disk_that_does_not_take_manifests_is_told(
     run: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
     store = VersionStore(run, lambda group: tmp_path / group)
     vector = store.newest(GROUP).vector
     with monkeypatch.context() as patch:
@@ -198,9 +199,6 @@ def test_a_damaged_file_is_passed_over(run: RunSpec, tmp_path: Path) -> None:
 def test_a_full_disk_costs_only_the_files_that_did_not_fit(
     run: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
     store = VersionStore(run, lambda group: tmp_path / group)
     vector = store.newest(GROUP).vector
     store.adopt(made(run, 1, vector + 1))
