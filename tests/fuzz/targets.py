@@ -39,6 +39,7 @@ from spheroid_node.net._hivemind import DHTID, DHTProtocol, DHTRecord, Dictionar
 from spheroid_node.net.dialling import LinkFailed
 from spheroid_node.net.directory import Directory, find_run
 from spheroid_node.net.validator import RecordValidator, harden
+from spheroid_node.node.history import History, Signed
 from spheroid_node.node.outbox import Outbox
 from spheroid_node.node.sync import Synchroniser
 from spheroid_node.node.versions import Held, VersionStore
@@ -492,7 +493,7 @@ def _folder() -> Path:
 
 
 def stored(source: Source) -> None:
-    """Versions and outboxes that a disk has spoilt, or that something else has written there."""
+    """Versions, outboxes and manifests that a disk has spoilt, or that something else has written there."""
     path = _folder() / f"{GROUP}.safetensors"
     which = source.below(2)
     if source.below(2):
@@ -510,6 +511,21 @@ def stored(source: Source) -> None:
     Outbox(RUN, _folder()).restore(GROUP, again, 8)
     assert again.residual.vector.shape == (ELEMENTS,)
     again.settle({})
+    remembered = _folder() / "manifests"
+    remembered.write_bytes(source.mutated(_remembered()))
+    for version, known in History(RUN.run_id, GROUP, remembered).manifests.items():
+        assert (known.run, known.group, known.version) == (RUN.run_id, GROUP, version)
+
+
+@cache
+def _remembered() -> bytes:
+    """The manifests of two versions and of another group's, as a node keeps them."""
+    path = _folder() / "valid"
+    history = History(RUN.run_id, GROUP, path)
+    found = [manifest(version=1), manifest(version=3), manifest(group="interface", version=5)]
+    history.follow(Signed(item, item.seal(ALICE)) for item in found)
+    history.save()
+    return path.read_bytes()
 
 
 def _texts(metadata: dict[str, Any]) -> dict[str, str]:
