@@ -123,7 +123,9 @@ async def _watch(hurt: FaultySwarm, invariants: Invariants) -> None:
         invariants.look({name: calm[name] for name in hurt.workers})
         for name in calm:
             if name not in hurt.busy and not hurt.is_alive(name):
-                invariants.broken("ended", name, str(hurt.children[name].process.pid), hurt.looks_like(name))
+                process = hurt.children[name].process
+                detail = f"exit code {process.returncode}; {hurt.looks_like(name)}"
+                invariants.broken("ended", name, str(process.pid), detail)
                 hurt.start(name)
         if time.time() - asked > ASK_SECONDS:
             asked = time.time()

@@ -9,6 +9,7 @@ import ssl
 from dataclasses import dataclass, field
 
 import structlog
+import uvloop
 
 from spheroid_node.net.greeting import greet
 from spheroid_node.net.identity import Identity
@@ -108,11 +109,7 @@ class Dialler:
             raise _NotReached(_words(error)) from error
         except ValueError as error:  # what the codec of host names says to one that is none
             raise _NotReached(f"{address.host[:64]!r} is no host name") from error
-        try:
-            reader, writer = await _open(connection)
-        except BaseException:
-            connection.close()
-            raise
+        reader, writer = await _open(connection)
         proven = certified_peer(writer.get_extra_info("ssl_object"))
         return await self._greeted(
             Link(reader, writer, address.peer, self.traffic, via="tcp", proven=proven), service
@@ -179,12 +176,19 @@ async def _connect(host: str, port: int) -> socket.socket:
 
 
 async def _open(connection: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """TLS on ``connection``."""
+    """TLS on ``connection``, which belongs to the event loop from now on, whatever happens."""
     loop, reader = asyncio.get_running_loop(), FrameReader()
     protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
-    transport, _ = await loop.create_connection(
-        lambda: protocol, sock=connection, ssl=client_context(), server_hostname=SERVER_NAME
-    )
+    try:
+        transport, _ = await loop.create_connection(
+            lambda: protocol, sock=connection, ssl=client_context(), server_hostname=SERVER_NAME
+        )
+    except BaseException:
+        if isinstance(loop, uvloop.Loop):
+            # A peer that resets at once is noticed before uvloop has made the socket its own: it closes the
+            # descriptor, and the socket would close it once more, when something else has its number.
+            connection.detach()
+        raise
     return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 

@@ -1,8 +1,12 @@
 """Links between real sockets, and what strangers may try on the port."""
 
 import asyncio
+import gc
+import os
+import socket
 import ssl
 import struct
+import threading
 
 import pytest
 
@@ -28,6 +32,8 @@ from spheroid_node.wire.messages import (
 )
 from spheroid_node.wire.signing import sign_bytes
 from spheroid_node.wire.tensors import CHUNK_BYTES
+
+DIALS = 60
 
 
 async def echo(link: Link) -> None:
@@ -366,3 +372,29 @@ async def test_closing_does_not_wait_for_a_peer_that_never_reads(net, alice, bob
     with pytest.raises(LinkClosed):
         await link.send(Welcome())
     hold.set()
+
+
+async def test_a_peer_that_resets_at_once_costs_nobody_a_descriptor(net, alice, bob) -> None:
+    """uvloop closes the socket before it knows whose it is; closed twice, it takes another one with it."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        reset = threading.Thread(target=reset_all, args=(listener, DIALS), daemon=True)
+        reset.start()
+        address = HopAddress(peer=bob.peer, host="127.0.0.1", port=listener.getsockname()[1])
+        for _ in range(DIALS):
+            with pytest.raises(LinkFailed):
+                await net.dial(address, alice)
+            # Whatever is opened next gets the numbers that have just become free.
+            others = [os.open(os.devnull, os.O_RDONLY) for _ in range(4)]
+            await asyncio.sleep(0)
+            gc.collect()
+            await asyncio.sleep(0.001)
+            for descriptor in others:
+                os.close(descriptor)  # raises where somebody else has closed it
+        reset.join()
+
+
+def reset_all(listener: socket.socket, count: int) -> None:
+    for _ in range(count):
+        connection, _ = listener.accept()
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
