@@ -204,6 +204,12 @@ class Worker:
     # --- a round ----------------------------------------------------------------------------------
 
     async def _take_part(self, round: int, held: dict[str, Held]) -> None:
+        """No further than to where a clock turns out to have been wrong when the round was chosen.
+
+        A wait notices a clock that is set back while it lasts, and no other: so it is asked before each.
+        """
+        if self._is_far(round):
+            return
         stop_at = self._pace.stop_at(self._slots, round)
         if not self._pace.can_keep_up(self._slots):
             self._warn_too_slow()
@@ -213,7 +219,8 @@ class Worker:
             return
         await self._training.until(stop_at)
         # Training for a round may begin in the slot before, as soon as its versions are there.
-        await sleep_until(self._now, self._slots.start(round))
+        if not self._is_far(round):
+            await sleep_until(self._now, self._slots.start(round))
         if self._is_far(round):
             return
         began = time.monotonic()

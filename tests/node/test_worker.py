@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -125,6 +126,28 @@ async def worked(
         await asyncio.gather(*tasks, return_exceptions=True)
         await peer.server.stop()
     return trainer, report, seen
+
+
+@pytest.mark.parametrize("request_type", [Evaluate, Train])
+async def test_a_clock_that_is_put_right_keeps_nobody_from_training(
+    quick: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request_type: type
+) -> None:
+    """It is far ahead for a moment, as a clock that was behind and has not been measured anew."""
+    ahead, saves, answer = [0.0], [0], EagerTrainer.request
+    world_clock = SimpleNamespace(time=lambda: time.time() + ahead[0], now=0.0)
+    quick.clock = cast(Any, world_clock)
+
+    async def request(self: EagerTrainer, message: Message, timeout: float) -> dict[str, Any]:
+        if isinstance(message, Save):
+            saves[0] += 1
+            ahead[0] = 600.0 if saves[0] == 1 else 0.0
+        elif isinstance(message, request_type):
+            ahead[0] = 0.0
+        return await answer(self, message, timeout)
+
+    monkeypatch.setattr(EagerTrainer, "request", request)
+    await worked(quick, tmp_path, set(), 3)
+    assert saves[0] >= 2
 
 
 async def test_a_worker_that_is_done_early_waits_for_its_slot(quick: World, tmp_path: Path) -> None:
