@@ -34,8 +34,9 @@ from spheroid_node.node.report import Report, Reporter
 from spheroid_node.node.sync import Synchroniser
 from spheroid_node.node.versions import VersionStore
 from spheroid_node.rounds.collection import Base
-from spheroid_node.rounds.contribution import Contributor, Submission
+from spheroid_node.rounds.contribution import Contributor
 from spheroid_node.rounds.election import ranking
+from spheroid_node.rounds.ledger import Submission
 from spheroid_node.rounds.slots import Slots
 from spheroid_node.simulate.hostile import ATTACKS, forged
 from spheroid_node.wire.codes import WireError

@@ -18,7 +18,7 @@ that is broken is a :class:`Violation`, once for each place:
 The line of a group is its newest version at the end and, by the parents that manifests name, all before it.
 An update is followed by its digest: from the receipt in its worker's log into the manifests. What the
 worker keeps is read from its outbox: there, beside the next update, lies what was left over of the one
-before. If that holds most of the update (more than half of it, beside what was taken back of the update
+before. If that holds most of the update (more than half of it, beside what was taken back of those
 before it), the worker carries it on; if not, it takes it for done; what it says afterwards
 (``round.recounted``) counts instead. Updates of which too little was seen (their worker was killed between
 two looks), those of the last rounds, and those that a worker said it had to drop (its disk was full, or it
@@ -42,12 +42,13 @@ from spheroid_node.config import LOOPBACK
 from spheroid_node.errors import CheckpointInvalid, RunMismatch
 from spheroid_node.net.identity import ephemeral_identity
 from spheroid_node.net.links import Dialler, LinkFailed, Traffic
+from spheroid_node.node.outbox import read_ledger
 from spheroid_node.rounds.slots import Slots
 from spheroid_node.run import RunSpec
 from spheroid_node.training.checkpoint import read_tensors, read_version
 from spheroid_node.wire.codes import Verdict, WireError
 from spheroid_node.wire.messages import HopAddress, Listing, Manifest, UpdateHeader, Want
-from spheroid_node.wire.tensors import Vector, decode_vector, vector_digest
+from spheroid_node.wire.tensors import Vector, vector_digest
 
 FORK_ROUNDS = 3.0
 CARRIED = 0.5
@@ -92,8 +93,8 @@ class _Open:
     digest: str
     round: int
     sent: Vector
-    before: Vector | None
-    """The update before it: what is left over may lack that too, if a version has it after all."""
+    before: list[Vector]
+    """Those before it: what is left over may lack them too, if a version has them after all."""
 
 
 class Invariants:
@@ -266,8 +267,9 @@ class Invariants:
         try:
             metadata, tensors = read_tensors(path)
             header = UpdateHeader.unpack(bytes.fromhex(metadata["header"])) if "header" in metadata else None
-            sent, residual, settled = tensors.get("sent"), tensors["residual"], _settled(metadata, tensors)
-        except (CheckpointInvalid, WireError, KeyError):
+            sent, residual = tensors.get("sent"), tensors["residual"]
+            before_it = [entry.delivered() for entry in read_ledger(metadata, tensors, len(residual))]
+        except (CheckpointInvalid, WireError, KeyError, ValueError):
             return  # the node itself says so where that is more than a change under our eyes
         self.counts["outboxes read"] += 1
         round = int(metadata["round"])
@@ -283,7 +285,7 @@ class Invariants:
             self._dropped.discard((node, group))
         found = None
         if header is not None and sent is not None:
-            found = _Open(digest, header.round, sent, settled)
+            found = _Open(digest, header.round, sent, before_it)
         self._outboxes[node, group] = found
 
     def _missed(self, node: str, group: str, after: int, before: int) -> bool:
@@ -383,21 +385,12 @@ def _covers(line: list[Manifest], round: int) -> bool:
     return bool(line) and (line[-1].round <= round or line[-1].version == 1) and round <= line[0].round
 
 
-def _settled(metadata: Mapping[str, str], tensors: Mapping[str, Any]) -> Vector | None:
-    """The update before the open one, as its aggregator decodes it. Raises as the wire does."""
-    if "settled" not in metadata:
-        return None
-    header = UpdateHeader.unpack(bytes.fromhex(metadata["settled"]))
-    return decode_vector(tensors["settled"].tobytes(), header.dtype)
-
-
 def _share(residual: Vector, update: _Open) -> float:
     """How much of an update is in ``residual``: 0 is nothing, 0.9 what a worker keeps of a lost one.
 
-    It is found together with how much of the update before is in it, by least squares.
+    It is found together with how much of the updates before is in it, by least squares.
     """
-    parts = [update.sent] if update.before is None else [update.sent, update.before]
-    basis = np.stack(parts, axis=1).astype(np.float64)
+    basis = np.stack([update.sent, *update.before], axis=1).astype(np.float64)
     return float(np.linalg.lstsq(basis, residual.astype(np.float64), rcond=None)[0][0])
 
 

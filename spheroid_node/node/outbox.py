@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import structlog
+from pydantic import BaseModel, FiniteFloat, TypeAdapter
 
 from spheroid_node.errors import CheckpointInvalid, RunMismatch
 from spheroid_node.node.disk import Disk
-from spheroid_node.rounds.contribution import Contributor, Kept, Settled, Submission
+from spheroid_node.rounds.contribution import Contributor, Kept
+from spheroid_node.rounds.ledger import Ledger, Settled, Shares, Submission
 from spheroid_node.run import RunSpec
 from spheroid_node.training.checkpoint import read_tensors, write_tensors
 from spheroid_node.wire.codes import WireError
@@ -20,6 +24,19 @@ log = structlog.get_logger()
 
 KEEP_ROUNDS = 10
 """What is older was learnt from a version that is too far back to be of use."""
+
+
+class _Settled(BaseModel):
+    """An entry of a ledger, beside its payload; digests and headers are hex."""
+
+    header: str
+    contained: bool
+    held: FiniteFloat
+    parts: dict[str, FiniteFloat]
+
+
+_LEDGER = TypeAdapter(list[_Settled])
+_SHARES = TypeAdapter(dict[str, FiniteFloat])
 
 
 class Outbox:
@@ -36,12 +53,12 @@ class Outbox:
             tensors["sent"] = kept.sent
             tensors["payload"] = np.frombuffer(kept.submission.payload, dtype=np.uint8)
             metadata["header"] = kept.submission.header.pack().hex()
+            metadata["parts"] = _SHARES.dump_json(_as_hex(kept.parts)).decode()
         if kept.receipt is not None:
             metadata["receipt"] = kept.receipt.pack().hex()
-        if kept.settled is not None:
-            tensors["settled"] = np.frombuffer(kept.settled.submission.payload, dtype=np.uint8)
-            metadata["settled"] = kept.settled.submission.header.pack().hex()
-            metadata["contained"] = str(kept.settled.contained)
+        for place, settled in enumerate(kept.settled):
+            tensors[f"settled-{place}"] = np.frombuffer(settled.submission.payload, dtype=np.uint8)
+        metadata["ledger"] = _LEDGER.dump_json([_entry(settled) for settled in kept.settled]).decode()
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             write_tensors(self._path(group), tensors, metadata)
@@ -74,22 +91,49 @@ class Outbox:
         metadata, tensors = read_tensors(path)
         if (metadata.get("run"), metadata.get("group")) != (self._run.run_id, group):
             raise ValueError("it is of another run or group")
-        residual, sent, submission, receipt, settled = tensors["residual"], None, None, None, None
+        residual, sent, submission, receipt = tensors["residual"], None, None, None
+        parts: Shares = {}
         if "header" in metadata:
             submission = _submission(metadata["header"], tensors["payload"], elements)
-            sent = tensors["sent"]
-        if "settled" in metadata:
-            before = _submission(metadata["settled"], tensors["settled"], elements)
-            settled = Settled(before, metadata["contained"] == str(True))
+            sent, parts = tensors["sent"], _from_hex(_SHARES.validate_json(metadata["parts"]))
         if "receipt" in metadata:
             receipt = Receipt.unpack(bytes.fromhex(metadata["receipt"]))
         for vector in (residual, sent):
             if vector is not None and (vector.shape != (elements,) or vector.dtype != np.float32):
                 raise ValueError("vectors of another shape")
-        return int(metadata["round"]), Kept(residual, sent, submission, receipt, settled)
+        ledger = read_ledger(metadata, tensors, elements)
+        return int(metadata["round"]), Kept(residual, sent, submission, receipt, parts, ledger)
 
     def _path(self, group: str) -> Path:
         return self._directory / f"{group}.safetensors"
+
+
+def read_ledger(metadata: Mapping[str, str], tensors: Mapping[str, Any], elements: int) -> Ledger:
+    """Of a file that was read. Raises :class:`KeyError`, :class:`ValueError`, :class:`WireError`."""
+    return tuple(
+        Settled(
+            _submission(entry.header, tensors[f"settled-{place}"], elements),
+            entry.contained,
+            entry.held,
+            _from_hex(entry.parts),
+        )
+        for place, entry in enumerate(_LEDGER.validate_json(metadata["ledger"]))
+    )
+
+
+def _entry(settled: Settled) -> _Settled:
+    header = settled.submission.header.pack().hex()
+    return _Settled(
+        header=header, contained=settled.contained, held=settled.held, parts=_as_hex(settled.parts)
+    )
+
+
+def _as_hex(shares: Shares) -> dict[str, float]:
+    return {digest.hex(): share for digest, share in shares.items()}
+
+
+def _from_hex(shares: Mapping[str, float]) -> Shares:
+    return {bytes.fromhex(digest): share for digest, share in shares.items()}
 
 
 def _submission(header: str, payload: Vector, elements: int) -> Submission:

@@ -14,7 +14,7 @@ from spheroid_node.net.links import Link, LinkClosed, LinkFailed
 from spheroid_node.node.access import Client
 from spheroid_node.node.collecting import Collector
 from spheroid_node.node.sync import Synchroniser
-from spheroid_node.rounds.contribution import Submission
+from spheroid_node.rounds.ledger import Submission
 from spheroid_node.wire.codes import REASONS, ErrorCode, WireError
 from spheroid_node.wire.messages import (
     Chunk,

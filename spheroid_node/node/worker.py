@@ -24,8 +24,9 @@ from spheroid_node.node.trainer import TrainerProcess
 from spheroid_node.node.training import Trained, Training
 from spheroid_node.node.versions import Held, VersionStore
 from spheroid_node.rounds.collection import Base
-from spheroid_node.rounds.contribution import Contributor, Submission
+from spheroid_node.rounds.contribution import Contributor
 from spheroid_node.rounds.election import candidates
+from spheroid_node.rounds.ledger import Submission
 from spheroid_node.rounds.pacing import Pace
 from spheroid_node.rounds.slots import Slots
 from spheroid_node.run import INTERFACE_GROUP
@@ -163,13 +164,13 @@ class Worker:
         return held
 
     async def _settle_update(self, group: str) -> None:
-        """What became of the open update of a group, and whether that of the one before still holds."""
+        """What became of the open update of a group, and whether that of those before still holds."""
         contributor = self._contributors[group]
         line = await self._sync.line(group, contributor.versions_wanted)
-        if recounted := contributor.recount(line):
-            digest, contained = recounted
-            log.info("round.recounted", group=group, update=digest.hex(), contained=contained)
-        if contributor.settle(line) is not None or recounted:
+        settled, recounted = contributor.settle(line), contributor.recount(line)
+        for update in recounted:
+            log.info("round.recounted", group=group, update=update.digest.hex(), contained=update.contained)
+        if settled is not None or recounted:
             await self._keep(group)
 
     async def _begin(self, round: int, held: dict[str, Held]) -> None:

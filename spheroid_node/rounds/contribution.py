@@ -1,8 +1,8 @@
 """One worker's side of one group: what it sends in a round, and what becomes of it.
 
 line = {manifest.version: manifest, …}         # of the versions that the worker follows now
-contributor.recount(line)                      # at the start of a slot, before the next update
-contributor.settle(line)
+contributor.settle(line)                       # at the start of a slot, before the next update
+contributor.recount(line)
 submission = contributor.prepare(round, base, update, steps, tokens, nonce)
 … submission.header.seal(key) and submission.payload to the aggregator …
 contributor.answered(receipt)                  # if one comes
@@ -10,32 +10,30 @@ contributor.answered(receipt)                  # if one comes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from spheroid_node.rounds.collection import Base
+from spheroid_node.rounds.ledger import (
+    Ledger,
+    Line,
+    Settled,
+    Shares,
+    Submission,
+    nothing_held,
+    recount,
+    settle,
+    shares,
+)
 from spheroid_node.rounds.residual import DECAY, Residual
 from spheroid_node.run import RunSpec
 from spheroid_node.wire.codes import Reason, Verdict
-from spheroid_node.wire.messages import Manifest, Receipt, UpdateHeader
+from spheroid_node.wire.messages import Receipt, UpdateHeader
 from spheroid_node.wire.tensors import Vector, decode_vector, encode_vector, payload_digest
 
 SPOILT = frozenset({Reason.NOT_FINITE, Reason.NORM_TOO_LARGE, Reason.DUPLICATE, Reason.WORSE})
 """Refusals after which an update is dropped: sent again it would be refused again, or count twice."""
-
-
-Line = Mapping[int, Manifest]
-"""By version, the manifests of a group that a worker follows and still has."""
-
-
-@dataclass(frozen=True)
-class Submission:
-    """A header still to be sealed, and the compressed update that it describes."""
-
-    header: UpdateHeader
-    payload: bytes
 
 
 @dataclass(frozen=True)
@@ -47,15 +45,9 @@ class Kept:
     """The open update as it was before its compression; None, as the two below, where none is open."""
     submission: Submission | None = None
     receipt: Receipt | None = None
-    settled: Settled | None = None
-
-
-@dataclass(frozen=True)
-class Settled:
-    """The last update that was open, and what was taken to have become of it."""
-
-    submission: Submission
-    contained: bool
+    parts: Shares = field(default_factory=dict)
+    """What the open update carries of those in :attr:`settled`."""
+    settled: Ledger = ()
 
 
 @dataclass(frozen=True)
@@ -64,6 +56,7 @@ class _Open:
 
     sent: Vector
     submission: Submission
+    parts: Shares
     receipt: Receipt | None = None
 
 
@@ -76,21 +69,28 @@ class Contributor:
         self._elements = elements
         self.residual = Residual(elements, decay)
         self._open: _Open | None = None
-        self._settled: Settled | None = None
+        self._settled: Ledger = ()
 
     def kept(self) -> Kept:
         """All that :meth:`resume` needs."""
         if self._open is None:
             return Kept(self.residual.vector, settled=self._settled)
         opened = self._open
-        return Kept(self.residual.vector, opened.sent, opened.submission, opened.receipt, self._settled)
+        return Kept(
+            self.residual.vector,
+            opened.sent,
+            opened.submission,
+            opened.receipt,
+            opened.parts,
+            self._settled,
+        )
 
     def resume(self, kept: Kept) -> None:
         """Go on from what another contributor of the same group had :meth:`kept`."""
         self.residual.vector = kept.residual
         self._open, self._settled = None, kept.settled
         if kept.sent is not None and kept.submission is not None:
-            self._open = _Open(kept.sent, kept.submission, kept.receipt)
+            self._open = _Open(kept.sent, kept.submission, kept.parts, kept.receipt)
 
     @property
     def left_over(self) -> Vector:
@@ -130,41 +130,21 @@ class Contributor:
             elements=self._elements,
             digest=payload_digest(payload),
         )
-        self._open = _Open(sent, Submission(header, payload))
+        self._open = _Open(sent, Submission(header, payload), shares(self._settled))
         return self._open.submission
 
     def answered(self, receipt: Receipt) -> None:
         """Remember the receipt of the open update; one of another update is ignored."""
         if self._open and receipt.update == self._open.submission.header.digest:
-            self._open = _Open(self._open.sent, self._open.submission, receipt)
+            self._open = replace(self._open, receipt=receipt)
 
     @property
     def versions_wanted(self) -> set[int]:
-        """Versions whose manifests tell what became of its last two updates."""
-        submissions = [item.submission for item in (self._open, self._settled) if item is not None]
+        """Versions whose manifests tell what became of its last updates."""
+        submissions = [settled.submission for settled in self._settled]
+        if self._open is not None:
+            submissions.append(self._open.submission)
         return {submission.header.base + 1 for submission in submissions}
-
-    def recount(self, line: Line) -> tuple[bytes, bool] | None:
-        """Correct what was decided about the update before the open one, should the version have changed.
-
-        It may be announced after all, or lose to another: then what was carried on is taken back, or what was
-        not is. Returns the digest of such an update, and whether a version contains it.
-        """
-        settled = self._settled
-        made = line.get(settled.submission.header.base + 1) if settled else None
-        if settled is None or made is None:
-            return None
-        header = settled.submission.header
-        contained = made.contains(header.digest)
-        if contained == settled.contained:
-            return None
-        self._settled = replace(settled, contained=contained)
-        change = self.residual.change(decode_vector(settled.submission.payload, header.dtype), contained)
-        if self._open is None:
-            self.residual.vector = self.residual.vector + change  # the old one may be on its way to disk
-        else:  # the open update was made with what was left over then
-            self._open = replace(self._open, sent=self._open.sent + change)
-        return header.digest, contained
 
     def settle(self, line: Line) -> bool | None:
         """Decide about the open update by the manifests of the versions that are followed.
@@ -180,12 +160,24 @@ class Contributor:
         contained = self._contains(line, header, receipt)
         if not contained and receipt and receipt.reason in SPOILT:
             self.residual.clear()
-            self._settled = None
+            self._settled = nothing_held(self._settled)
             return False
         delivered = decode_vector(opened.submission.payload, header.dtype)
         self.residual.settle(opened.sent, delivered, contained)
-        self._settled = Settled(opened.submission, contained)
+        self._settled = settle(self._settled, opened.submission, opened.parts, contained, self.residual.decay)
         return contained
+
+    def recount(self, line: Line) -> list[Settled]:
+        """Correct what was decided about the last updates, should a version have changed.
+
+        It may be announced after all, or lose to another: then what was carried on is taken back, or what was
+        not is. Returns such updates as they are now. An update that is still open is settled first.
+        """
+        self.settle(line)
+        self._settled, changed, change = recount(self._settled, line, self.residual.decay)
+        if change is not None:
+            self.residual.vector = self.residual.vector + change  # the old one may be on its way to disk
+        return changed
 
     @staticmethod
     def _contains(line: Line, header: UpdateHeader, receipt: Receipt | None) -> bool:

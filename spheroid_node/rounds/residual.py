@@ -14,7 +14,7 @@ class Residual:
     """Error feedback for one group: nothing learnt is lost, whoever failed."""
 
     def __init__(self, elements: int, decay: float = DECAY) -> None:
-        self._decay = decay
+        self.decay = decay
         self.vector: Vector = np.zeros(elements, dtype=np.float32)
 
     def add_to(self, update: Vector) -> Vector:
@@ -27,13 +27,8 @@ class Residual:
         Accepted: the error of compression, ``sent − delivered`` (``delivered`` as the aggregator decoded
         it). Not accepted: all of it, decayed. What is not finite is dropped, or it would never go away.
         """
-        left = sent - delivered if accepted else np.float32(self._decay) * sent
+        left = sent - delivered if accepted else np.float32(self.decay) * sent
         self.vector = np.where(np.isfinite(left), left, np.float32(0)).astype(np.float32)
-
-    def change(self, delivered: Vector, accepted: bool) -> Vector:
-        """What to add when :meth:`settle` had taken an update for the opposite of what it is."""
-        change: Vector = np.float32(-self._decay if accepted else self._decay) * delivered
-        return change
 
     def clear(self) -> None:
         self.vector = np.zeros_like(self.vector)

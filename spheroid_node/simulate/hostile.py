@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from spheroid_node.model.randomness import stream
-from spheroid_node.rounds.contribution import Submission
+from spheroid_node.rounds.ledger import Submission
 from spheroid_node.wire.messages import UpdateHeader
 from spheroid_node.wire.tensors import Vector, decode_vector, encode_vector, payload_digest
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from spheroid_node.rounds.aggregator import Desk
 from spheroid_node.rounds.collection import Base
-from spheroid_node.rounds.contribution import Contributor, Submission
+from spheroid_node.rounds.contribution import Contributor
+from spheroid_node.rounds.ledger import Submission
 from spheroid_node.rounds.pacing import Pace
 from spheroid_node.rounds.slots import Slots
 from spheroid_node.run import RunSpec

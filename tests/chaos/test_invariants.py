@@ -16,7 +16,8 @@ from spheroid_node.model.parameters import elements
 from spheroid_node.net.identity import ephemeral_identity
 from spheroid_node.node.outbox import Outbox
 from spheroid_node.rounds.collection import Base
-from spheroid_node.rounds.contribution import Contributor, Submission
+from spheroid_node.rounds.contribution import Contributor
+from spheroid_node.rounds.ledger import Submission
 from spheroid_node.training.checkpoint import read_version, write_version
 from spheroid_node.wire.codes import Verdict
 from spheroid_node.wire.messages import Manifest, UpdateOutcome
@@ -301,9 +302,9 @@ def test_what_is_taken_back_of_one_update_is_not_missed_of_the_next(play: Play) 
     play.worker.settle({})
     second = play.hands_in(2)
     play.follows("worker-0", 1, play.keeps("worker-0", 1, ZERO, 1.0, first))
-    digest, contained = play.worker.recount(line(play.manifest("worker-0", 1)))
-    play.says("worker-0", "round.recounted", group=GROUP, update=digest.hex(), contained=contained)
-    assert play.worker.settle({}) is False
+    (update,) = play.worker.recount(line(play.manifest("worker-0", 1)))
+    play.says("worker-0", "round.recounted", group=GROUP, update=update.digest.hex(), contained=True)
+    assert update.contained and update.digest == first.header.digest
     play.hands_in(3)
     play.follows("worker-0", 2, play.keeps("worker-0", 2, play.manifest("worker-0", 1).digest, 2.0))
     play.follows("worker-0", 3, play.keeps("worker-0", 3, play.manifest("worker-0", 2).digest, 3.0))
@@ -311,6 +312,27 @@ def test_what_is_taken_back_of_one_update_is_not_missed_of_the_next(play: Play) 
     assert play.ends() == []
     assert play.watch.counts["updates kept by their worker"] == 2
     assert second.header.digest.hex() in play.watch.accepted
+
+
+def test_a_fork_that_carried_an_update_on_is_given_up(play: Play) -> None:
+    """The first is in a version unseen; the second, which carries it, is in one that then loses to that."""
+    first = play.hands_in(1)
+    play.worker.settle({})
+    second = play.hands_in(2)
+    lost = play.keeps("worker-2", 2, ZERO, 9.0, second)
+    play.worker.settle(line(play.manifest("worker-2", 2)))
+    play.saves(2)
+    one = play.keeps("worker-0", 1, ZERO, 1.0, first)
+    two = play.keeps("worker-0", 2, one, 2.0)
+    found = play.worker.recount({number: play.manifest("worker-0", number) for number in (1, 2)})
+    for update in found:
+        changed = {"update": update.digest.hex(), "contained": update.contained}
+        play.says("worker-0", "round.recounted", group=GROUP, **changed)
+    play.hands_in(3)
+    play.follows("worker-0", 3, play.keeps("worker-0", 3, two, 3.0))
+    play.look()
+    assert lost != two and len(found) == 2 and play.ends() == []
+    assert play.watch.counts["updates kept by their worker"] == 2, "the second, and the one still open"
 
 
 def test_an_update_that_is_only_in_a_version_that_lost(play: Play) -> None:

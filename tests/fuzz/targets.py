@@ -552,7 +552,8 @@ def _files() -> list[bytes]:
     write_version(path, RUN, GROUP, 1, VECTOR, manifest(digest=vector_digest(VECTOR)).seal(ALICE))
     version = path.read_bytes()
     contributor = Contributor(RUN, GROUP, ELEMENTS)
-    contributor.prepare(7, Base.initial(VECTOR), VECTOR, 5, 80, bytes(16))
+    for round in (6, 7):
+        contributor.prepare(round, Base.initial(VECTOR), VECTOR, 5, 80, bytes(16))
     Outbox(RUN, _folder()).save(GROUP, contributor.kept(), 7)
     return [version, (_folder() / f"{GROUP}.safetensors").read_bytes()]
 

@@ -16,8 +16,9 @@ from spheroid_node.node.outbox import Outbox
 from spheroid_node.node.report import Report
 from spheroid_node.node.worker import Worker
 from spheroid_node.rounds.collection import Base
-from spheroid_node.rounds.contribution import Contributor, Submission
+from spheroid_node.rounds.contribution import Contributor
 from spheroid_node.rounds.election import ranking
+from spheroid_node.rounds.ledger import Submission
 from spheroid_node.rounds.residual import DECAY
 from spheroid_node.run import RunSpec
 from spheroid_node.wire.codes import Verdict

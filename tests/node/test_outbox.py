@@ -17,6 +17,7 @@ from spheroid_node.node.report import Report
 from spheroid_node.node.worker import Worker
 from spheroid_node.rounds.collection import Base
 from spheroid_node.rounds.contribution import Contributor
+from spheroid_node.rounds.ledger import shares
 from spheroid_node.run import RunSpec
 from spheroid_node.wire.codes import Verdict
 from spheroid_node.wire.messages import Manifest, Receipt
@@ -62,7 +63,20 @@ def test_what_was_decided_about_the_update_before_comes_back(
     Outbox(run, tmp_path).save(GROUP, before.kept(), 9)
     assert Outbox(run, tmp_path).restore(GROUP, after, 9) is None
     assert after.kept().settled == before.kept().settled
-    assert after.kept().settled.contained is contained  # type: ignore[union-attr]
+    assert [update.contained for update in after.kept().settled] == [contained]
+
+
+def test_what_the_open_update_carries_comes_back(run: RunSpec, tmp_path: Path) -> None:
+    before, after = filled(run), contributor(run)
+    for round in (8, 9):
+        before.settle({})
+        update = np.full(elements(run, GROUP), round, dtype=np.float32)
+        before.prepare(round, Base(round - 3, b"b" * 32), update, 5, 80, b"n" * 16)
+    Outbox(run, tmp_path).save(GROUP, before.kept(), 9)
+    Outbox(run, tmp_path).restore(GROUP, after, 9)
+    assert [len(update.parts) for update in after.kept().settled] == [0, 1]
+    assert after.kept().parts == before.kept().parts == pytest.approx(shares(before.kept().settled))
+    assert sorted(after.kept().parts.values()) == pytest.approx([0.81, 0.9])
 
 
 @pytest.mark.parametrize("answered", [True, False])

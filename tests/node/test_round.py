@@ -21,8 +21,9 @@ from spheroid_node.node.report import Report, Reporter
 from spheroid_node.node.threads import to_its_end
 from spheroid_node.node.versions import Held
 from spheroid_node.rounds.collection import Base, Collection
-from spheroid_node.rounds.contribution import Contributor, Submission
+from spheroid_node.rounds.contribution import Contributor
 from spheroid_node.rounds.election import ranking
+from spheroid_node.rounds.ledger import Submission
 from spheroid_node.run import RunSpec
 from spheroid_node.wire.codes import ErrorCode, Reason, Verdict, WireError
 from spheroid_node.wire.messages import Error, Manifest, Proceed, Receipt, Update, UpdateOutcome

@@ -10,7 +10,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from spheroid_node.rounds.aggregator import Aggregator, Desk
 from spheroid_node.rounds.collection import ACCEPTED, Answer, Base
-from spheroid_node.rounds.contribution import Contributor, Submission
+from spheroid_node.rounds.contribution import Contributor
+from spheroid_node.rounds.ledger import Submission
 from spheroid_node.run import RunSpec
 from spheroid_node.wire.codes import Reason, Verdict
 from spheroid_node.wire.signing import peer_id_of_key
