@@ -5,12 +5,12 @@ Little-endian throughout. Every dtype, shape and length is checked before an arr
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
 from math import prod
 from typing import Any
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from spheroid_node.wire.codes import ErrorCode, WireError
@@ -205,8 +205,8 @@ def chunks(data: bytes | memoryview) -> Iterator[memoryview]:
 
 
 def chunk_hash(chunk: bytes | memoryview) -> bytes:
-    """BLAKE2b-256 of one chunk."""
-    return hashlib.blake2b(chunk, digest_size=DIGEST_BYTES).digest()
+    """BLAKE3 of one chunk: seven times as fast as BLAKE2b, so that a check costs next to nothing."""
+    return blake3(chunk).digest()
 
 
 def split_hashes(hashes: bytes) -> list[bytes]:
@@ -215,11 +215,11 @@ def split_hashes(hashes: bytes) -> list[bytes]:
 
 
 def digest_of_hashes(hashes: Iterable[bytes]) -> bytes:
-    """Digest of a payload from the hashes of its chunks: BLAKE2b-256 of their concatenation.
+    """Digest of a payload from the hashes of its chunks: BLAKE3 of their concatenation.
 
     So a list of chunk hashes proves itself against a signed digest before the first chunk is asked for.
     """
-    return hashlib.blake2b(b"".join(hashes), digest_size=DIGEST_BYTES).digest()
+    return blake3(b"".join(hashes)).digest()
 
 
 def payload_digest(data: bytes | memoryview) -> bytes:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import pytest
+from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -334,10 +334,8 @@ def test_every_half_is_the_float_that_numpy_makes_of_it() -> None:
 
 def test_the_digest_is_a_hash_of_chunk_hashes() -> None:
     data = np.random.default_rng(7).bytes(CHUNK_BYTES + 5)
-    leaves = [
-        hashlib.blake2b(part, digest_size=32).digest() for part in (data[:CHUNK_BYTES], data[CHUNK_BYTES:])
-    ]
-    expected = hashlib.blake2b(leaves[0] + leaves[1], digest_size=32).digest()
+    leaves = [blake3(part).digest() for part in (data[:CHUNK_BYTES], data[CHUNK_BYTES:])]
+    expected = blake3(leaves[0] + leaves[1]).digest()
     assert payload_digest(data) == digest_of_hashes(map(chunk_hash, chunks(data))) == expected
     assert payload_digest(data[:-1]) != expected
 
