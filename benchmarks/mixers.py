@@ -29,9 +29,9 @@ def main() -> None:
             for mixer, name in MIXERS.items()
         }
         results = play(table, list(arms.values()), seeds)
-        length = f"{tokens / 1e6:.2f} M"
         for mixer, arm in arms.items():
-            found = row(f"{arm.name}, {length}", results[arm.name], parameters=total_elements(arm.run))
+            found = row(arm.name, results[arm.name], parameters=total_elements(arm.run))
+            found["arm"] += f", {found['tokens'] / 1e6:.2f} M"
             rows.append(found)
             headline[f"{mixer}_ce" if tokens == SHORT else f"{mixer}_ce_long"] = found["ce"]
     dots(RESULTS / "mixers.png", "Transformer against MLP, by tokens", rows)

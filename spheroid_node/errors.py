@@ -125,14 +125,6 @@ class RunMismatch(UsageError):
         )
 
 
-class ProtocolMismatch(NetworkError):
-    def __init__(self, ours: tuple[int, int], theirs: tuple[int, int]) -> None:
-        super().__init__(
-            f"The peer speaks protocol versions {theirs[0]} to {theirs[1]}, this node {ours[0]} to {ours[1]}",
-            "Upgrade the older of the two",
-        )
-
-
 class NotAllowed(UsageError):
     def __init__(self, run_id: str, peer: str) -> None:
         super().__init__(
@@ -163,8 +155,8 @@ class NoBlockFits(UsageError):
     def __init__(self, needed: int, free: int) -> None:
         super().__init__(
             f"No block of this run fits this machine: the smallest needs {needed / 1e9:.1f} GB to train, "
-            f"{free / 1e9:.1f} GB are free.",
-            "Free memory, use another --device, or join a run with smaller blocks (spheroid-node plan).",
+            f"{free / 1e9:.1f} GB are free",
+            "Free memory, use another --device, or join a run with smaller blocks (spheroid-node plan)",
         )
 
 
@@ -228,7 +220,7 @@ class StateInUse(UsageError):
 class StateUnwritable(UsageError):
     def __init__(self, path: str, cause: str) -> None:
         super().__init__(
-            f"State directory {path} cannot be written: {cause}", "Choose another with --state-dir"
+            f"State directory {path} cannot be used: {cause}", "Mend that, or choose another with --state-dir"
         )
 
 
@@ -267,7 +259,7 @@ class PrecisionUnavailable(UsageError):
 class TrainerFailed(SpheroidError):
     def __init__(self, cause: str) -> None:
         super().__init__(
-            f"The trainer process failed: {cause}", "It is started again; see the log if it goes on failing"
+            f"The trainer process failed: {cause}", "Look at its last lines in the log, and at this machine's memory; a node that is up starts it again"
         )
 
 
@@ -310,7 +302,7 @@ class CheckpointInvalid(UsageError):
     def __init__(self, path: str, cause: str) -> None:
         super().__init__(
             f"The stored file {path} cannot be used: {cause}",
-            "Remove it; the node fetches what it needs from other replicas",
+            "It is left aside; versions come from other replicas, and what only this file held is lost",
         )
 
 

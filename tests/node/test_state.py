@@ -30,7 +30,7 @@ def test_the_lock_ends_with_its_process(tmp_path: Path) -> None:
 
 def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StateUnwritable, match="file/state cannot be written"):
+    with pytest.raises(StateUnwritable, match="file/state cannot be used"):
         StateDirectory(tmp_path / "file" / "state").__enter__()
 
 
