@@ -259,7 +259,8 @@ class PrecisionUnavailable(UsageError):
 class TrainerFailed(SpheroidError):
     def __init__(self, cause: str) -> None:
         super().__init__(
-            f"The trainer process failed: {cause}", "Look at its last lines in the log, and at this machine's memory; a node that is up starts it again"
+            f"The trainer process failed: {cause}",
+            "See its last lines in the log, and this machine's memory; a node that is up starts another",
         )
 
 

@@ -95,7 +95,8 @@ class StateDirectory:
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
-            raise StateUnwritable(str(self.path), f"{self._run_file} is damaged ({error}); without it the node goes on") from error
+            cause = f"{self._run_file} is damaged ({error}); without it the node goes on"
+            raise StateUnwritable(str(self.path), cause) from error
         if kept.run_id != run.run_id:
             raise RunMismatch(run.run_id, kept.run_id, f"State directory {self.path}")
 
