@@ -316,7 +316,7 @@ def version_of(run: RunSpec, identity: Identity, elements: int) -> tuple[Version
     outcome = UpdateOutcome(peer=identity.peer, digest=digest, tokens=1, norm=1.0, verdict=Verdict.ACCEPTED)
     manifest = Manifest(
         run=run.run_id, group=GROUP, round=0, version=1, parent=digest, digest=digest, elements=elements,
-        rank=0, steps=1, updates=[outcome],
+        rank=0, steps=1, total=1, updates=[outcome],
     )  # fmt: skip
     store = VersionStore(run)
     store.adopt(Held.of(GROUP, 1, vector, manifest.seal(identity.key)))

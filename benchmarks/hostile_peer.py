@@ -3,9 +3,9 @@
     python -m benchmarks.hostile_peer --peer ADDRESS --run ID --block 0 --seconds 30 --seed 0
 
 Updates that are flipped, scaled, random, stale or not finite; an update twice, an old one again, one that
-somebody else signed; frames that are no message, lengths beyond the limit, bytes that are no TLS. A line of
-JSON for each says what came of it, and the exit code is 1 if one that must never be taken was accepted, 3 if
-nobody was there.
+somebody else signed; a version that nobody hands out; frames that are no message, lengths beyond the limit,
+bytes that are no TLS. A line of JSON for each says what came of it, and the exit code is 1 if one that must
+never be taken was accepted, 3 if nobody was there.
 """
 
 from __future__ import annotations
@@ -29,29 +29,30 @@ from spheroid_node.model.parameters import elements
 from spheroid_node.net.identity import ephemeral_identity
 from spheroid_node.net.links import Link, LinkFailed
 from spheroid_node.node.access import Client, open_client
-from spheroid_node.node.collecting import owns
+from spheroid_node.node.holdings import owns
 from spheroid_node.node.report import Report, Reporter
 from spheroid_node.node.sync import Synchroniser
 from spheroid_node.node.versions import VersionStore
-from spheroid_node.rounds.collection import Base
 from spheroid_node.rounds.contribution import Contributor
 from spheroid_node.rounds.election import ranking
 from spheroid_node.rounds.ledger import Submission
 from spheroid_node.rounds.slots import Slots
 from spheroid_node.simulate.hostile import ATTACKS, forged
-from spheroid_node.wire.codes import WireError
+from spheroid_node.wire.codes import Verdict, WireError
 from spheroid_node.wire.frames import HEADER, MAX_FRAME
 from spheroid_node.wire.messages import (
     Chunk,
     HopAddress,
+    Manifest,
     Proceed,
     Receipt,
     ReceiptMessage,
     Update,
     UpdateHeader,
+    UpdateOutcome,
 )
 from spheroid_node.wire.records import NodeRecord
-from spheroid_node.wire.tensors import chunks
+from spheroid_node.wire.tensors import chunks, vector_digest
 
 NEVER = frozenset({"nan", "stale", "again", "twice", "signed by another", "garbage", "too long", "no TLS"})
 """What no aggregator may accept. The others may be: what they do to a version is the rule's concern."""
@@ -109,7 +110,7 @@ class Hostile:
     async def _one_harm(self, group: str) -> None:
         submission = await self._submission(group)
         sealed = submission.header.seal(self._client.identity.key)
-        attack = self._rng.choice([*ATTACKS, *sorted(NEVER - set(ATTACKS))])
+        attack = self._rng.choice([*ATTACKS, *sorted(NEVER - set(ATTACKS)), "a version"])
         if attack == "stale" and not submission.header.base:
             return  # there is nothing before version 0
         if attack in ATTACKS:
@@ -133,6 +134,8 @@ class Hostile:
             await self._say(attack, group, self._offer(group, sealed, submission.payload))
         elif attack == "garbage":
             await self._say(attack, group, self._raw(group, self._frame(self._rng.randbytes(5000))))
+        elif attack == "a version":
+            await self._say(attack, group, self._announce(group))
         elif attack == "too long":
             await self._say(attack, group, self._raw(group, HEADER.pack(self._rng.choice(TOO_LONG))))
         else:
@@ -152,18 +155,45 @@ class Hostile:
         held = await self._sync.sync(group)
         size = elements(self._client.run, group)
         noise = np.random.default_rng(self._rng.randrange(2**32)).standard_normal(size, dtype=np.float32)
-        norm = float(np.median(held.norms)) if held.norms else 1.0
+        norm = float(np.median(held.base.norms)) if held.base.norms else 1.0
         update = noise * np.float32(norm / max(float(np.linalg.norm(noise)), 1e-9))
         training = self._client.run.training
         tokens = training.local_steps * training.batch * self._client.run.model.window
         return Contributor(self._client.run, group, size).prepare(
             self._round(),
-            Base(held.version, held.digest, held.steps, held.norms),
+            held.base,
             update,
             training.local_steps,
             tokens,
             self._rng.randbytes(16),
         )
+
+    async def _announce(self, group: str) -> str:
+        """A version better than all others, of zeros, which nobody hands out."""
+        held = await self._sync.sync(group)
+        digest = vector_digest(np.zeros_like(held.payload))
+        outcomes = [
+            UpdateOutcome(
+                peer=ephemeral_identity().peer, digest=digest, tokens=1, norm=1.0, verdict=Verdict.ACCEPTED
+            )
+            for _ in range(self._rng.randrange(1, 9))
+        ]
+        manifest = Manifest(
+            run=self._client.run.run_id,
+            group=group,
+            round=max(self._round(), held.round + 1),
+            version=held.version + 1,
+            parent=held.digest,
+            digest=digest,
+            elements=held.elements,
+            rank=0,
+            steps=held.steps,
+            total=held.base.total + len(outcomes),
+            updates=outcomes,
+        )
+        sealed = manifest.seal(self._client.identity.key)
+        await self._client.directory.publish_manifest(group, sealed)
+        return "announced"
 
     # --- how it sends -----------------------------------------------------------------------------
 

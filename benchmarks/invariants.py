@@ -3,8 +3,9 @@
 Seen are the nodes' logs, the files in their state directories, and what nodes answer over the wire. A rule
 that is broken is a :class:`Violation`, once for each place:
 
-``shrunk``      A node follows a lower version than before. Allowed where a full disk had kept it from writing
-                (``disk.not_written``) and it then ended, and where it ended and only had a copy.
+``shrunk``      A node follows a version with fewer updates behind it than before (one that was cut off may go
+                back to a lower version of the swarm's, which has more). Allowed where a full disk had kept it
+                from writing (``disk.not_written``) and it then ended, and where it ended and only had a copy.
 ``forked``      Two nodes that nobody hurts keep to two versions of one number. Two aggregators may each write
                 one, and all must follow the same: within the settling part where all hear each other, and a
                 node that has just been cut off or asleep with the next round. So this is counted only when it
@@ -68,6 +69,8 @@ class Word(NamedTuple):
 
     version: int
     digest: str
+    total: int
+    """Updates behind it."""
 
 
 class Kept(NamedTuple):
@@ -135,7 +138,7 @@ class Invariants:
         """An event of a node's log."""
         name = event["event"]
         if name == "round.version":
-            self._follows(node, event["group"], Word(event["version"], event["digest"]))
+            self._follows(node, event["group"], Word(event["version"], event["digest"], event["total"]))
         elif name == "node.started":
             self._own[node] = frozenset(event["versions"])
             for group in self._words[node].keys() - self._own[node]:
@@ -163,7 +166,7 @@ class Invariants:
     def _follows(self, node: str, group: str, word: Word) -> None:
         self.counts["versions followed"] += 1
         before = self._words[node].get(group)
-        if before and word.version < before.version:
+        if before and word.total < before.total:
             self.broken("shrunk", node, f"{group} {word.version}", f"it followed {before.version} before")
         self._words[node][group] = word
 
@@ -315,7 +318,8 @@ class Invariants:
                             listing = await link.expect(Listing)
                             manifest = Manifest.unseal(listing.manifest)[1] if listing.manifest else None
                             digest = manifest.digest.hex() if manifest else ""
-                            found[node, group] = Word(listing.version, digest)
+                            total = manifest.total if manifest else 0
+                            found[node, group] = Word(listing.version, digest, total)
                     finally:
                         link.abort()
 
@@ -324,7 +328,7 @@ class Invariants:
         for (node, group), word in found.items():
             self.counts["answers over the wire"] += 1
             known = before.get(node, {}).get(group)
-            if known and word.version < known.version and node not in self._unwritten:
+            if known and word.total < known.total and node not in self._unwritten:
                 self.broken(
                     "shrunk", node, f"{group} {word.version}", f"{known.version} over the wire before"
                 )
@@ -373,7 +377,7 @@ class Invariants:
             for word in self._by_group().get(group, {}).values()
             if (manifest := self._manifests.get((group, bytes.fromhex(word.digest)))) is not None
         ]
-        line = [max(followed, key=lambda manifest: manifest.version)] if followed else []
+        line = [max(followed, key=lambda manifest: manifest.total)] if followed else []
         while line and (older := self._manifests.get((group, line[-1].parent))) is not None:
             line.append(older)
         self.counts["versions on the line"] += len(line)

@@ -62,7 +62,7 @@ OUTCOME = m.UpdateOutcome(
 )
 MANIFEST = m.Manifest(
     run=RUN_ID, group="block-1", round=12, version=4, parent=vector_digest(PARENT),
-    digest=vector_digest(VERSION), elements=4, rank=0, steps=160, updates=[OUTCOME],
+    digest=vector_digest(VERSION), elements=4, rank=0, steps=160, total=9, updates=[OUTCOME],
 )  # fmt: skip
 CROWDED = MANIFEST.model_copy(update={"also": bytes(range(16))})
 STATE = m.State(

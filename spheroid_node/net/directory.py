@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from spheroid_node.errors import RunNotFound, SeveralRuns
-from spheroid_node.rounds.forks import choose, is_plausible
+from spheroid_node.rounds.forks import is_plausible, precedence
 from spheroid_node.run import RunSpec
 from spheroid_node.wire.codes import WireError
 from spheroid_node.wire.messages import Manifest
@@ -75,10 +75,8 @@ class Directory:
         ttl = manifest_ttl(self.run.round.period)
         return await self.dht.put(manifests_key(self.run_id, group), sealed, ttl)
 
-    async def newest_manifest(
-        self, group: str, elements: int | None = None
-    ) -> tuple[str, Manifest, bytes] | None:
-        """Signer, manifest and sealed bytes of the version that everyone follows, None before the first.
+    async def manifests(self, group: str, elements: int | None = None) -> list[tuple[str, Manifest, bytes]]:
+        """Signer, manifest and sealed bytes of what was announced as versions of a group, the best first.
 
         Left out are manifests that their signer did not publish, of peers that the run does not allow, and
         such as cannot be true by now (``elements``: the parameters of the group, when known).
@@ -94,8 +92,7 @@ class Directory:
                 and is_plausible(manifest, self.run, elements or manifest.elements, self.dht.time())
             ):
                 signed.append((peer, manifest))
-        chosen = choose(signed)
-        return None if chosen is None else (*chosen, sealed[chosen[0]])
+        return [(peer, manifest, sealed[peer]) for peer, manifest in sorted(signed, key=precedence)]
 
     async def publish_run(self) -> bool:
         """Publish the run itself; whoever lists it holds it, so the specification goes first."""

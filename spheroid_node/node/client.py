@@ -51,17 +51,10 @@ async def fetch_model(client: Client) -> tuple[dict[str, Vector], dict[str, int]
     Raises :class:`ChainFailed` where a version was announced and nobody hands it out.
     """
     groups, lags = client.run.groups, client.run.lags
-    announced = await asyncio.gather(*map(client.directory.newest_manifest, groups))
-    store = VersionStore(client.run)
-    sync = Synchroniser(client, store)
-    held = await asyncio.gather(*map(sync.sync, groups))
-    lost = [
-        group
-        for group, version, newest in zip(groups, held, announced, strict=True)
-        if newest is not None and version.version < newest[1].version
-    ]
-    if lost:
-        raise ChainFailed(f"nobody hands out the newest version of {', '.join(lost)}")
+    sync = Synchroniser(client, VersionStore(client.run))
+    await asyncio.gather(*map(sync.sync, groups))
+    if sync.not_handed_out:
+        raise ChainFailed(f"nobody hands out the newest version of {', '.join(sorted(sync.not_handed_out))}")
     wholes = await asyncio.gather(*(sync.whole(name, lag) for name, lag in lags.items()))
     found = {name: whole for name, whole in zip(lags, wholes, strict=True) if whole is not None}
     if apart := lags.keys() - found.keys():

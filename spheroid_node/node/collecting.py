@@ -18,16 +18,16 @@ from spheroid_node.model.parameters import elements
 from spheroid_node.net.links import Link, LinkClosed
 from spheroid_node.node.access import Client
 from spheroid_node.node.clock import LONGEST_NAP, sleep_until
+from spheroid_node.node.holdings import owns
 from spheroid_node.node.screening import Screening
 from spheroid_node.node.sync import Synchroniser
 from spheroid_node.node.threads import to_its_end
 from spheroid_node.node.versions import Held, VersionStore
 from spheroid_node.rounds.aggregation import PayloadFacts, PayloadMeter, payload_facts
 from spheroid_node.rounds.aggregator import Aggregator, Desk, Judged, Offer
-from spheroid_node.rounds.collection import Answer, Base
+from spheroid_node.rounds.collection import Answer
 from spheroid_node.rounds.election import candidates
 from spheroid_node.rounds.slots import Slots
-from spheroid_node.run import INTERFACE_GROUP, block_group, whole_of
 from spheroid_node.wire.codes import ErrorCode, Verdict, WireError
 from spheroid_node.wire.messages import (
     Chunk,
@@ -38,7 +38,6 @@ from spheroid_node.wire.messages import (
     Update,
     UpdateHeader,
 )
-from spheroid_node.wire.records import NodeRecord
 from spheroid_node.wire.tensors import CHUNK_BYTES, chunks
 
 log = structlog.get_logger()
@@ -277,10 +276,9 @@ class Collector:
                 held = await self._sync.sync(group)
             # A round that has its version takes nothing more.
             round = max(round, min(held.round, now_round) + 1)
-            base = Base(held.version, held.digest, held.steps, held.norms)
             live = await self._live(group)
             size = elements(self._client.run, group)
-            self._desk.open(Aggregator(self._client.run, group, round, base, size, live, self._spooled))
+            self._desk.open(Aggregator(self._client.run, group, round, held.base, size, live, self._spooled))
             self._waiting[group] = []
             self._changed[group].set()
 
@@ -322,7 +320,7 @@ class Collector:
         assert manifest is not None
         verdicts = [update.verdict for update in manifest.updates]
         described = {"round": manifest.round, "group": manifest.group, "version": manifest.version}
-        described["digest"] = manifest.digest.hex()
+        described |= {"digest": manifest.digest.hex(), "total": manifest.total}
         log.info(
             "round.led",
             **described,
@@ -331,11 +329,6 @@ class Collector:
             workers=len({update.peer for update in manifest.updates}) + len(manifest.beside),
         )
         log.info("round.version", **described)
-
-
-def owns(record: NodeRecord, group: str) -> bool:
-    """Whether a node takes part in the rounds of ``group``; all blocks do in those of the interface."""
-    return record.state == "online" and whole_of(group) in (block_group(record.block), INTERFACE_GROUP)
 
 
 def take(meter: PayloadMeter, spool: IO[bytes], chunk: bytes | memoryview) -> None:

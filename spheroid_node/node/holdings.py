@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import random
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from spheroid_node.node.versions import Held, VersionStore
-from spheroid_node.run import RunSpec, block_group
-from spheroid_node.wire.messages import PREFIX_BYTES, Manifest
+from spheroid_node.run import INTERFACE_GROUP, RunSpec, block_group, whole_of
+from spheroid_node.wire.messages import PREFIX_BYTES, HopAddress, Manifest
 from spheroid_node.wire.records import HeldVersion, NodeRecord
+
+if TYPE_CHECKING:
+    from spheroid_node.node.versions import Held, VersionStore
 
 ENTRY = struct.Struct(f">I{PREFIX_BYTES}s")
 """Of ``shards`` in a record, one for each shard of what the node trains, in their order."""
 LARGEST = 2**32 - 1
 """Version that an entry has room for."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -38,6 +43,21 @@ def holding(run: RunSpec, record: NodeRecord, group: str) -> Holding | None:
     if group not in groups or len(record.shards) != ENTRY.size * len(groups):
         return None
     return Holding(*ENTRY.unpack_from(record.shards, ENTRY.size * groups.index(group)))
+
+
+def owns(record: NodeRecord, group: str) -> bool:
+    """Whether a node takes part in the rounds of ``group``; all blocks do in those of the interface."""
+    return record.state == "online" and whole_of(group) in (block_group(record.block), INTERFACE_GROUP)
+
+
+def address_of(peer: str, record: NodeRecord) -> HopAddress:
+    """Where a node listens."""
+    return HopAddress(peer=peer, host=record.host, port=record.port)
+
+
+def shuffled(items: Iterable[T]) -> list[T]:
+    """In an order of chance."""
+    return random.sample(listed := list(items), len(listed))
 
 
 def held_fields(run: RunSpec, block: int, store: VersionStore) -> dict[str, Any]:

@@ -9,9 +9,9 @@ import structlog
 
 from spheroid_node.net.distance import measure_distances
 from spheroid_node.node.access import Client
+from spheroid_node.node.holdings import address_of
 from spheroid_node.node.report import Report
-from spheroid_node.wire.messages import HopAddress
-from spheroid_node.wire.records import MAX_NEIGHBOURS, Neighbour, NodeRecord
+from spheroid_node.wire.records import MAX_NEIGHBOURS, Neighbour
 
 log = structlog.get_logger()
 
@@ -59,7 +59,3 @@ class Neighbours:
         if any(abs(seconds - before.get(peer, 0.0)) > NOTABLE * seconds for peer, seconds in nearest):
             self._report.neighbours = [Neighbour(peer=peer, seconds=seconds) for peer, seconds in nearest]
             self._report.touch()
-
-
-def address_of(peer: str, record: NodeRecord) -> HopAddress:
-    return HopAddress(peer=peer, host=record.host, port=record.port)

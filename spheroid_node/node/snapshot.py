@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from spheroid_node.node.holdings import holding, owns
 from spheroid_node.rounds.shards import settled
 from spheroid_node.rounds.slots import Slots
 from spheroid_node.run import INTERFACE_GROUP, RunSpec, block_group
@@ -169,10 +170,27 @@ async def collect(directory: Directory, run: RunSpec, now: float) -> Snapshot:
     """Read the records of all blocks and the manifests of all groups; what does not answer is left out."""
     nodes, *manifests = await asyncio.gather(
         _or_none(directory.all_nodes(run.model.blocks)),
-        *(_or_none(directory.newest_manifest(group)) for group in run.groups),
+        *(_or_none(directory.manifests(group)) for group in run.groups),
     )
-    newest = {group: found[1] for group, found in zip(run.groups, manifests, strict=True) if found}
-    return snapshot_of(run, now, nodes or {}, newest)
+    nodes = nodes or {}
+    newest = {
+        group: manifest
+        for group, found in zip(run.groups, manifests, strict=True)
+        if (manifest := _newest(run, group, found or [], nodes)) is not None
+    }
+    return snapshot_of(run, now, nodes, newest)
+
+
+def _newest(
+    run: RunSpec, group: str, announced: list[tuple[str, Manifest, bytes]], nodes: Mapping[str, NodeRecord]
+) -> Manifest | None:
+    """The best manifest that a replica signed or holds; any at all where there are no replicas."""
+    owners = {peer: record for peer, record in nodes.items() if owns(record, group)}
+    for signer, manifest, _ in announced:
+        held = (holding(run, record, group) for record in owners.values())
+        if not owners or signer in owners or any(one is not None and one.is_of(manifest) for one in held):
+            return manifest
+    return None
 
 
 async def _or_none(reading: Any) -> Any:

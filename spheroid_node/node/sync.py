@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import structlog
@@ -18,24 +16,23 @@ from spheroid_node.net.partial import Partial
 from spheroid_node.net.transfer import fetch_version
 from spheroid_node.node.access import Client
 from spheroid_node.node.clock import sleep_until
-from spheroid_node.node.history import LENGTH
-from spheroid_node.node.holdings import holding
+from spheroid_node.node.holdings import address_of, holding, shuffled
+from spheroid_node.node.lineage import Lineage
 from spheroid_node.node.versions import Held, VersionStore, Whole, is_better
-from spheroid_node.rounds.forks import is_plausible
+from spheroid_node.rounds.lineage import is_within_reach, longest_update
 from spheroid_node.rounds.outer import payload_elements
 from spheroid_node.rounds.shards import settled
 from spheroid_node.rounds.slots import Slots
 from spheroid_node.wire.codes import ErrorCode, WireError
-from spheroid_node.wire.messages import HopAddress, Listing, Manifest, Want
+from spheroid_node.wire.messages import HopAddress, Manifest
 from spheroid_node.wire.records import NODE_TTL, NodeRecord
 from spheroid_node.wire.tensors import decode_vector
 
 log = structlog.get_logger()
 
-T = TypeVar("T")
-
 NODES_FRESH_SECONDS = 2.0
-LISTING_SECONDS = 10.0
+FETCH_PERIODS = 4
+"""Periods that one fetch may take; what it has brought by then is kept for the next."""
 
 
 class Synchroniser:
@@ -58,6 +55,9 @@ class Synchroniser:
         self._nodes_read = float("-inf")
         self._nodes_found = float("-inf")
         self._nodes_turn = asyncio.Lock()
+        self._lineage = Lineage(client, store, self.nodes)
+        self.not_handed_out: set[str] = set()
+        """Groups of which there is a better version that nobody gave when last asked."""
 
     async def nodes(self, fresh: bool = False) -> dict[str, NodeRecord]:
         """Live nodes of all blocks by peer id, read again when the last reading is a few seconds old.
@@ -81,12 +81,11 @@ class Synchroniser:
         Looks at the announced manifests and, since those expire, at what live nodes say they hold.
         """
         async with self._turns.setdefault(group, asyncio.Lock()):
-            held = self._store.newest(group)
-            announced = await self._client.directory.newest_manifest(group, elements(self._client.run, group))
-            if announced is not None:
-                signer, manifest, sealed = announced
-                held = await self._follow(group, signer, manifest, sealed)
-            return await self._ask_holders(group, held)
+            self.not_handed_out.discard(group)
+            size = elements(self._client.run, group)
+            for signer, manifest, sealed in await self._client.directory.manifests(group, size):
+                await self._follow(group, signer, manifest, sealed)
+            return await self._ask_holders(group, self._store.newest(group))
 
     async def behind(self, group: str, lag: int) -> Held:
         """The version ``lag`` before the newest here; the nearest to it that is to be had.
@@ -104,41 +103,8 @@ class Synchroniser:
         return self._store.behind(group, lag)
 
     async def line(self, group: str, wanted: Iterable[int]) -> dict[int, Manifest]:
-        """The manifests of the versions that are here, and of those back to the ``wanted`` that others have.
-
-        One that the version after it was not made from is none of them: this node may have followed a fork
-        and missed what the others made instead, so the versions in between are asked for as well.
-        """
-        line = self._store.line(group)
-        newest = max(line, default=0)
-        oldest = max(min(wanted, default=newest), newest - LENGTH)
-        for version in range(newest - 1, oldest - 1, -1):
-            known, after = line.get(version), line.get(version + 1)
-            if known is None or (after is not None and after.parent != known.digest):
-                line.pop(version, None)
-                manifest = await self._manifest(group, version, after.parent if after else None)
-                if manifest is not None:
-                    line[version] = manifest
-        return line
-
-    async def _manifest(self, group: str, version: int, digest: bytes | None) -> Manifest | None:
-        """Of an older version, the one of that digest where it is known, from any node that remembers it."""
-        nodes = await self.nodes()
-        for record in shuffled(nodes.values()):
-            offer = holding(self._client.run, record, group)
-            if offer is None or offer.version < version:
-                continue
-            try:
-                listing = await self._listing(_address(nodes, record), group, version)
-                if listing is not None:
-                    signer, manifest = Manifest.unseal(listing.manifest)
-                    is_it = (manifest.group, manifest.version) == (group, version)
-                    is_it = is_it and digest in (None, manifest.digest)
-                    if is_it and self._is_plausible(signer, manifest):
-                        return manifest
-            except (LinkFailed, WireError, OSError, TimeoutError) as error:
-                log.debug("version.not_listed", group=group, version=version, cause=str(error))
-        return None
+        """As :meth:`Lineage.line`."""
+        return await self._lineage.line(group, wanted)
 
     async def _fetch_older(self, group: str, version: int, digest: bytes) -> Held | None:
         """A version from any node that has it beside a newer one; None where there is none."""
@@ -147,24 +113,24 @@ class Synchroniser:
             self._store.add(held)
             return held
         nodes = await self.nodes()
-        for record in shuffled(nodes.values()):
+        for peer, record in shuffled(nodes.items()):
             offer = holding(self._client.run, record, group)
             if offer is not None and offer.version >= version:
                 try:
-                    return await self._older_from(_address(nodes, record), group, version, digest)
+                    return await self._older_from(address_of(peer, record), group, version, digest)
                 except (TransferFailed, LinkFailed, WireError, OSError, TimeoutError, ValueError) as error:
                     log.debug("version.not_fetched", group=group, version=version, cause=str(error))
         return None
 
     async def _older_from(self, address: HopAddress, group: str, version: int, digest: bytes) -> Held:
         """Raises :class:`ValueError` for a holder that has not this version, but perhaps another."""
-        listing = await self._listing(address, group, version)
+        listing = await self._lineage.listing(address, group, version)
         if listing is None or not listing.hashes:
             raise ValueError("the holder has it no more")
         signer, manifest = Manifest.unseal(listing.manifest)
         if (manifest.group, manifest.version, manifest.digest) != (group, version, digest):
             raise ValueError("it is not the one that the next was made from")
-        if not self._is_plausible(signer, manifest):
+        if not self._lineage.is_plausible(signer, manifest):
             raise ValueError("its manifest is not plausible")
         held = await self._payload([address], manifest, listing.manifest)
         self._store.add(held)
@@ -211,7 +177,7 @@ class Synchroniser:
         if manifest.group not in self._client.run.groups:
             raise WireError(ErrorCode.UNEXPECTED, "a manifest of a group that the run does not have")
         async with self._turns.setdefault(manifest.group, asyncio.Lock()):
-            if author != signer or not self._is_plausible(author, manifest):
+            if author != signer or not self._lineage.is_plausible(author, manifest):
                 return self._store.newest(manifest.group)
             return await self._follow(manifest.group, author, manifest, sealed)
 
@@ -219,10 +185,18 @@ class Synchroniser:
         held = self._store.newest(group)
         if not is_better(signer, manifest, held):
             return held
+        chain = await self._lineage.believed(signer, manifest)
+        if chain is None:
+            return held
         holders = await self._holders(group, manifest, first=signer)
         try:
-            return await self._fetch(holders, manifest, sealed)
-        except (TransferFailed, WireError, OSError, ValueError) as error:
+            async with asyncio.timeout(FETCH_PERIODS * self._client.run.round.period):
+                fetched = await self._fetch(holders, manifest, sealed, chain)
+            self._lineage.kept_to_by(signer)
+            return fetched
+        except (TransferFailed, WireError, OSError, ValueError) as error:  # a TimeoutError is an OSError
+            self.not_handed_out.add(group)
+            self._lineage.let_down_by(signer)
             log.warning("version.not_fetched", group=group, version=manifest.version, cause=str(error))
             return held
 
@@ -258,8 +232,12 @@ class Synchroniser:
             self._partials[group] = kept
         return kept
 
-    async def _fetch(self, holders: list[HopAddress], manifest: Manifest, sealed: bytes) -> Held:
+    async def _fetch(
+        self, holders: list[HopAddress], manifest: Manifest, sealed: bytes, chain: list[Manifest]
+    ) -> Held:
         held = await self._payload(holders, manifest, sealed)
+        if not await asyncio.to_thread(self._is_within_reach, held, chain):
+            raise ValueError("it is further from its parent than the updates in it can reach")
         adopted = await asyncio.to_thread(self._store.adopt, held)
         self._partials.pop(manifest.group).close()
         if adopted is not held:
@@ -270,34 +248,36 @@ class Synchroniser:
             group=manifest.group,
             version=manifest.version,
             digest=manifest.digest.hex(),
+            total=manifest.total,
         )
         return held
+
+    def _is_within_reach(self, held: Held, chain: list[Manifest]) -> bool:
+        """Whether the updates of ``chain`` can lead here; taken for granted where its beginning is gone."""
+        run, base = self._client.run, None
+        if chain:
+            base = self._store.get(held.group, chain[0].version - 1)
+        if base is None or base.digest != chain[0].parent:
+            return True
+        longest = [longest_update(manifest, run) for manifest in chain]
+        return is_within_reach(run.training, base.payload, held.payload, held.elements, longest)
 
     async def _ask_holders(self, group: str, held: Held) -> Held:
         """Manifests expire when a swarm sleeps; a holder still has its own, signed."""
         nodes = await self.nodes()
-        for record in shuffled(nodes.values()):
+        for peer, record in shuffled(nodes.items()):
             offer = holding(self._client.run, record, group)
             if offer is None or offer.version <= held.version:
                 continue
             try:
-                listing = await self._listing(_address(nodes, record), group, offer.version)
+                listing = await self._lineage.listing(address_of(peer, record), group, offer.version)
                 if listing is not None:
                     signer, manifest = Manifest.unseal(listing.manifest)
-                    if manifest.group == group and self._is_plausible(signer, manifest):
+                    if manifest.group == group and self._lineage.is_plausible(signer, manifest):
                         held = await self._follow(group, signer, manifest, listing.manifest)
             except (LinkFailed, WireError, OSError, TimeoutError) as error:
                 log.debug("version.not_listed", group=group, cause=str(error))
         return held
-
-    async def _listing(self, address: HopAddress, group: str, version: int) -> Listing | None:
-        link = await self._client.dial(address, "transfer")
-        try:
-            await link.send(Want(group=group, version=version))
-            reply = await link.receive(timeout=LISTING_SECONDS)
-            return reply if isinstance(reply, Listing) else None
-        finally:
-            await link.close()
 
     async def _holders(self, group: str, manifest: Manifest, first: str) -> list[HopAddress]:
         """Who has the version: its aggregator and every node that says so, in an order of chance.
@@ -306,25 +286,9 @@ class Synchroniser:
         """
         nodes = await self.nodes(fresh=first not in self._nodes)
         named = [
-            HopAddress(peer=peer, host=record.host, port=record.port)
+            address_of(peer, record)
             for peer, record in nodes.items()
             if peer == first
             or ((held := holding(self._client.run, record, group)) is not None and held.is_of(manifest))
         ]
         return shuffled(address for address in named if address.peer != self._client.identity.peer)
-
-    def _is_plausible(self, signer: str, manifest: Manifest) -> bool:
-        run = self._client.run
-        if manifest.group not in run.groups or not run.allows(signer):
-            return False
-        return is_plausible(manifest, run, elements(run, manifest.group), self._client.dht.time())
-
-
-def shuffled(items: Iterable[T]) -> list[T]:
-    """In an order of chance."""
-    return random.sample(listed := list(items), len(listed))
-
-
-def _address(nodes: dict[str, NodeRecord], record: NodeRecord) -> HopAddress:
-    peer = next(peer for peer, other in nodes.items() if other is record)
-    return HopAddress(peer=peer, host=record.host, port=record.port)

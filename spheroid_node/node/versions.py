@@ -19,11 +19,12 @@ from spheroid_node.model.parameters import join
 from spheroid_node.node.disk import Disk
 from spheroid_node.node.history import History, Signed
 from spheroid_node.rounds import shards
+from spheroid_node.rounds.collection import Base
 from spheroid_node.rounds.forks import choose
 from spheroid_node.rounds.outer import first_payload, payload_elements
 from spheroid_node.run import RunSpec
 from spheroid_node.training.checkpoint import read_version, write_version
-from spheroid_node.wire.codes import Verdict, WireError
+from spheroid_node.wire.codes import WireError
 from spheroid_node.wire.messages import Listing, Manifest
 from spheroid_node.wire.tensors import (
     CHUNK_BYTES,
@@ -97,10 +98,9 @@ class Held:
         return self.manifest.round if self.manifest else -1
 
     @property
-    def norms(self) -> tuple[float, ...]:
-        """Norms of the updates in this version."""
-        updates = self.manifest.updates if self.manifest else ()
-        return tuple(update.norm for update in updates if update.verdict is Verdict.ACCEPTED)
+    def base(self) -> Base:
+        """As what a round is made of."""
+        return Base.of(self.manifest) if self.manifest else Base(0, self.digest)
 
 
 @dataclass(frozen=True)

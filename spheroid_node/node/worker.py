@@ -14,7 +14,7 @@ from spheroid_node.errors import SpheroidError, TrainerFailed
 from spheroid_node.model.parameters import elements
 from spheroid_node.node.access import Client
 from spheroid_node.node.clock import sleep_until
-from spheroid_node.node.collecting import owns
+from spheroid_node.node.holdings import owns
 from spheroid_node.node.outbox import Outbox
 from spheroid_node.node.report import Report
 from spheroid_node.node.submitting import Delivery, Submitter
@@ -23,7 +23,6 @@ from spheroid_node.node.threads import to_its_end
 from spheroid_node.node.trainer import TrainerProcess
 from spheroid_node.node.training import Trained, Training
 from spheroid_node.node.versions import Held, VersionStore
-from spheroid_node.rounds.collection import Base
 from spheroid_node.rounds.contribution import Contributor
 from spheroid_node.rounds.election import candidates
 from spheroid_node.rounds.ledger import Submission
@@ -262,7 +261,7 @@ class Worker:
         submissions = {}
         for group in self._groups:
             version = held[group]
-            base = Base(version.version, version.digest, version.steps, version.norms)
+            base = version.base
             update = decode_vector(reply["updates"][group], "float32")
             try:
                 submissions[group] = self._contributors[group].prepare(

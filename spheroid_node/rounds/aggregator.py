@@ -182,6 +182,7 @@ class Aggregator:
             elements=collection.elements,
             rank=rank,
             steps=collection.steps(),
+            total=collection.base.total + len(collection.accepted()),
             updates=collection.outcomes(),
             also=collection.also(),
         )

@@ -43,6 +43,8 @@ class Base:
     digest: bytes
     steps: int = 0
     norms: tuple[float, ...] = ()
+    total: int = 0
+    """Updates behind it."""
 
     @classmethod
     def initial(cls, payload: Vector) -> Base:
@@ -52,7 +54,7 @@ class Base:
     @classmethod
     def of(cls, manifest: Manifest) -> Base:
         norms = tuple(update.norm for update in manifest.updates if update.verdict is Verdict.ACCEPTED)
-        return cls(manifest.version, manifest.digest, manifest.steps, norms)
+        return cls(manifest.version, manifest.digest, manifest.steps, norms, manifest.total)
 
 
 @dataclass(frozen=True)

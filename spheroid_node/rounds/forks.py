@@ -8,7 +8,7 @@ from itertools import pairwise
 from spheroid_node.rounds.slots import Slots
 from spheroid_node.run import RunSpec
 from spheroid_node.wire.codes import Verdict
-from spheroid_node.wire.messages import MAX_UPDATES_NAMED, PREFIX_BYTES, Manifest
+from spheroid_node.wire.messages import MAX_UPDATES, MAX_UPDATES_NAMED, PREFIX_BYTES, Manifest
 
 Signed = tuple[str, Manifest]
 """Signer and manifest."""
@@ -17,17 +17,20 @@ Signed = tuple[str, Manifest]
 def choose(manifests: Iterable[Signed]) -> Signed | None:
     """The manifest to follow, the same for every order in which they came; None if there is none.
 
-    The highest version; then more accepted updates, the better rank, the lower digest. What is equal in
-    all of these describes the same parameters; signer and content only make the choice unique.
+    The most updates behind it: of two made from one version that is the one with more accepted updates, and
+    a node that made versions alone while it was cut off gives way to the swarm. Then the higher version, the
+    better rank, the lower digest. What is equal in all of these describes the same parameters; signer and
+    content only make the choice unique.
     """
-    return min(manifests, key=_precedence, default=None)
+    return min(manifests, key=precedence, default=None)
 
 
-def _precedence(signed: Signed) -> tuple[int, int, int, bytes, str, bytes]:
+def precedence(signed: Signed) -> tuple[int, int, int, bytes, str, bytes]:
+    """Sorts manifests, the one to follow first."""
     peer, manifest = signed
     return (
+        -manifest.total,
         -manifest.version,
-        -manifest.accepted,
         manifest.rank,
         manifest.digest,
         peer,
@@ -39,7 +42,8 @@ def is_plausible(manifest: Manifest, run: RunSpec, elements: int, now: float) ->
     """Whether a manifest of ``run`` can be true at ``now``, before anything is fetched because of it.
 
     A round makes one version at most, from one to MAX_UPDATES accepted updates, each by another worker: so
-    a version number cannot run ahead of time. The next round is allowed for clocks that differ.
+    a version number, or the updates behind it, cannot run ahead of time. The next round is allowed for clocks
+    that differ.
     """
     accepted = [update for update in manifest.updates if update.verdict is Verdict.ACCEPTED]
     return (
@@ -49,6 +53,8 @@ def is_plausible(manifest: Manifest, run: RunSpec, elements: int, now: float) ->
         and manifest.version <= manifest.round + 1
         and manifest.round <= Slots.of(run.round).round_at(now) + 1
         and len(accepted) > 0
+        and max(update.norm for update in accepted) <= run.round.max_update_norm
+        and manifest.version - 1 <= manifest.total - manifest.accepted <= MAX_UPDATES * (manifest.version - 1)
         and len({update.peer for update in accepted}) == len(accepted)
         and (not manifest.also or _is_sound(manifest.beside, [update.digest for update in accepted]))
     )

@@ -215,6 +215,8 @@ class Manifest(Signed):
     """Place of the aggregator in the round's ranking, 0 the first."""
     steps: Count
     """Local steps behind this version: the sum over versions of the mean steps of the accepted updates."""
+    total: Annotated[Count, Field(gt=0)]
+    """Updates behind this version: those that it contains, and those that the versions before it do."""
     updates: Annotated[list[UpdateOutcome], Field(max_length=MAX_UPDATES_NAMED)]
     also: Annotated[bytes, Field(max_length=MAX_UPDATES_BESIDE * PREFIX_BYTES)] = b""
     """Of the accepted updates that are not named, the first PREFIX_BYTES of each digest, ascending."""

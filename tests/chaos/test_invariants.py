@@ -46,7 +46,15 @@ class Play:
         self.watch.observe(node, {"event": event, **fields})
 
     def follows(self, node: str, version: int, digest: bytes) -> None:
-        self.says(node, "round.version", group=GROUP, version=version, digest=digest.hex(), round=version)
+        self.says(
+            node,
+            "round.version",
+            group=GROUP,
+            version=version,
+            digest=digest.hex(),
+            round=version,
+            total=version,
+        )
 
     def keeps(self, node: str, version: int, parent: bytes, value: float, *updates: Submission) -> bytes:
         """Write a version whose parameters are all ``value``; returns its digest."""
@@ -61,6 +69,7 @@ class Play:
             elements=SIZE,
             rank=0,
             steps=0,
+            total=version,
             updates=[
                 UpdateOutcome(
                     peer=KEY.peer, digest=item.header.digest, tokens=1, norm=1.0, verdict=Verdict.ACCEPTED
@@ -150,11 +159,19 @@ def test_a_lower_version_after_a_restart_is_wrong_unless_the_disk_was_full(play:
 
 
 def test_a_copy_of_another_group_begins_anew_with_its_node(play: Play) -> None:
-    play.says("worker-0", "round.version", group="block-1", version=5, digest=ZERO.hex(), round=5)
+    play.says("worker-0", "round.version", group="block-1", version=5, digest=ZERO.hex(), total=5)
     play.says("worker-0", "node.started", versions={GROUP: 0})
-    play.says("worker-0", "round.version", group="block-1", version=4, digest=ZERO.hex(), round=4)
+    play.says("worker-0", "round.version", group="block-1", version=4, digest=ZERO.hex(), total=4)
     assert play.ends() == []
-    play.says("worker-0", "round.version", group="block-1", version=3, digest=ZERO.hex(), round=3)
+    play.says("worker-0", "round.version", group="block-1", version=3, digest=ZERO.hex(), total=3)
+    assert play.ends() == ["shrunk"]
+
+
+def test_a_node_that_gives_way_to_a_swarm_with_more_updates_does_not_shrink(play: Play) -> None:
+    play.says("worker-0", "round.version", group=GROUP, version=5, digest=ZERO.hex(), total=7)
+    play.says("worker-0", "round.version", group=GROUP, version=4, digest=ZERO.hex(), total=8)
+    assert play.ends() == []
+    play.says("worker-0", "round.version", group=GROUP, version=6, digest=ZERO.hex(), total=7)
     assert play.ends() == ["shrunk"]
 
 

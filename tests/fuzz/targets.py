@@ -207,6 +207,7 @@ def manifest(version: int = 1, **changes: Any) -> Manifest:
     fields: dict[str, Any] = {
         "run": RUN.run_id, "group": GROUP, "round": 7, "version": version, "parent": vector_digest(VECTOR),
         "digest": bytes(32), "elements": ELEMENTS, "rank": 0, "steps": 1,
+        "total": len(PEERS) * version,
         "updates": [
             UpdateOutcome(peer=peer, digest=bytes(32), tokens=1, norm=1.0, verdict=Verdict.ACCEPTED)
             for peer in PEERS
@@ -443,8 +444,8 @@ def bodies(source: Source) -> None:
     dht: Any = SimpleNamespace(get=get, time=lambda: NOW)
     found = finished(Directory(dht, RUN).nodes(0))
     assert all(item.block == 0 and item.run == RUN.run_id for item in found.values())
-    newest = finished(Directory(dht, RUN).newest_manifest(GROUP, ELEMENTS))
-    assert newest is None or (newest[0], newest[1].elements) == (PEERS[1], ELEMENTS)
+    announced = finished(Directory(dht, RUN).manifests(GROUP, ELEMENTS))
+    assert all((signer, found.elements) == (PEERS[1], ELEMENTS) for signer, found, _ in announced)
     with patch.object(directory, "FIND_RUN_ATTEMPTS", 1), suppress(RunNotFound, SeveralRuns):
         assert finished(find_run(dht)).run_id == RUN.run_id
 

@@ -71,6 +71,7 @@ def manifest(spec: RunSpec, accepted: int = 1, **changes: Any) -> Manifest:
     fields: dict[str, Any] = {
         "run": spec.run_id, "group": GROUP, "round": 99, "version": 5, "parent": bytes(32),
         "digest": bytes(32), "elements": 100, "rank": 0, "steps": 10, "updates": updates,
+        "total": changes.get("version", 5) - 1 + accepted,
     }  # fmt: skip
     return Manifest.model_validate(fields | changes)
 
@@ -112,15 +113,16 @@ async def test_a_node_that_moved_is_where_it_started_last(run, dht, alice) -> No
 # --- manifests ------------------------------------------------------------------------------------
 
 
-async def test_the_newest_manifest(run, dht, alice, bob) -> None:
+async def test_the_best_manifest_comes_first(run, dht, alice, bob) -> None:
     directory = Directory(dht, run)
-    assert await directory.newest_manifest(GROUP) is None
+    assert await directory.manifests(GROUP) == []
     older, newer = manifest(run), manifest(run, version=6)
     dht.records[manifests_key(run.run_id, GROUP)] = {alice.peer: older.seal(alice.key)}
-    assert await directory.newest_manifest(GROUP) == (alice.peer, older, older.seal(alice.key))
+    announced = [(alice.peer, older, older.seal(alice.key))]
+    assert await directory.manifests(GROUP) == announced
     dht.records[manifests_key(run.run_id, GROUP)][bob.peer] = newer.seal(bob.key)
-    found = await directory.newest_manifest(GROUP, elements=100)
-    assert found == (bob.peer, newer, newer.seal(bob.key))
+    found = await directory.manifests(GROUP, elements=100)
+    assert found == [(bob.peer, newer, newer.seal(bob.key)), *announced]
 
 
 @pytest.mark.parametrize(
@@ -137,7 +139,7 @@ async def test_the_newest_manifest(run, dht, alice, bob) -> None:
 async def test_manifests_that_cannot_be_true(run, dht, bob, change) -> None:
     sealed = manifest(run, **change).seal(bob.key)
     dht.records[manifests_key(run.run_id, GROUP)] = {bob.peer: sealed}
-    assert await Directory(dht, run).newest_manifest(GROUP, elements=100) is None
+    assert await Directory(dht, run).manifests(GROUP, elements=100) == []
 
 
 async def test_manifests_of_someone_else(run, dht, alice, bob) -> None:
@@ -145,12 +147,12 @@ async def test_manifests_of_someone_else(run, dht, alice, bob) -> None:
     sealed = manifest(run, version=6).seal(alice.key)
     for value in (sealed, sealed[:-1] + b"\x00", b"\xc1"):
         dht.records[manifests_key(run.run_id, GROUP)] = {bob.peer: value}
-        assert await Directory(dht, run).newest_manifest(GROUP) is None
+        assert await Directory(dht, run).manifests(GROUP) == []
     closed = RunSpec.model_validate(run.model_dump() | {"access": [alice.peer]})
     for author, counts in ((alice, True), (bob, False)):
         value = manifest(closed).seal(author.key)
         dht.records[manifests_key(closed.run_id, GROUP)] = {author.peer: value}
-        assert (await Directory(dht, closed).newest_manifest(GROUP) is not None) is counts
+        assert bool(await Directory(dht, closed).manifests(GROUP)) is counts
 
 
 def test_the_largest_manifest_is_a_record(run, bob) -> None:

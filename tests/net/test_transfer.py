@@ -42,6 +42,7 @@ def sealed_manifest(signer: Identity, digest: bytes = DIGEST, version: int = VER
         elements=len(PAYLOAD) // 4,
         rank=0,
         steps=1,
+        total=version,
         updates=[
             UpdateOutcome(peer=signer.peer, digest=bytes(32), tokens=1, norm=1, verdict=Verdict.ACCEPTED)
         ],

@@ -18,7 +18,7 @@ from spheroid_node.node.holdings import held_fields
 from spheroid_node.node.submitting import Submitter
 from spheroid_node.node.sync import Synchroniser
 from spheroid_node.node.versions import VersionStore
-from spheroid_node.rounds.forks import choose
+from spheroid_node.rounds.forks import precedence
 from spheroid_node.run import ModelSpec, RoundSpec, RunSpec, TrainingSpec
 from spheroid_node.wire.messages import HopAddress, Manifest, UpdateHeader
 from spheroid_node.wire.records import NodeRecord
@@ -77,12 +77,10 @@ class MemoryDirectory:
     async def publish_manifest(self, group: str, sealed: bytes) -> None:
         self._world.manifests.setdefault(group, {})[self._peer] = sealed
 
-    async def newest_manifest(
-        self, group: str, elements: int | None = None
-    ) -> tuple[str, Manifest, bytes] | None:
+    async def manifests(self, group: str, elements: int | None = None) -> list[tuple[str, Manifest, bytes]]:
         sealed = self._world.manifests.get(group, {})
-        chosen = choose([Manifest.unseal(value) for value in sealed.values()])
-        return None if chosen is None else (*chosen, sealed[chosen[0]])
+        found = sorted((Manifest.unseal(value) for value in sealed.values()), key=precedence)
+        return [(signer, manifest, sealed[signer]) for signer, manifest in found]
 
 
 @dataclass

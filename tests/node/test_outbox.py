@@ -57,7 +57,7 @@ def test_what_was_decided_about_the_update_before_comes_back(
         before.answered(before.kept().receipt.model_copy(update={"verdict": Verdict.LATE}))  # type: ignore[union-attr]
     later = Manifest(
         run=run.run_id, group=GROUP, round=9, version=9, parent=bytes(32), digest=bytes(32), elements=1,
-        rank=0, steps=0, updates=[],
+        rank=0, steps=0, total=9, updates=[],
     )  # fmt: skip
     assert before.settle({9: later}) is contained
     Outbox(run, tmp_path).save(GROUP, before.kept(), 9)

@@ -16,11 +16,12 @@ import pytest
 from spheroid_node.model.initial import initial_vector
 from spheroid_node.net.directory import Directory
 from spheroid_node.node.client import fetch_model
-from spheroid_node.node.collecting import Collector, owns
+from spheroid_node.node.collecting import Collector
+from spheroid_node.node.holdings import owns
 from spheroid_node.node.report import Report, Reporter
 from spheroid_node.node.threads import to_its_end
 from spheroid_node.node.versions import Held
-from spheroid_node.rounds.collection import Base, Collection
+from spheroid_node.rounds.collection import Collection
 from spheroid_node.rounds.contribution import Contributor
 from spheroid_node.rounds.election import ranking
 from spheroid_node.rounds.ledger import Submission
@@ -64,7 +65,7 @@ def submission(peer: Peer, value: float, round: int = 0, tokens: int = 16, group
     held = peer.store.newest(group)
     update: Vector = np.full(len(held.vector), value, dtype=np.float32)
     contributor = Contributor(peer.world.run, group, len(held.vector))
-    base = Base(held.version, held.digest, held.steps, held.norms)
+    base = held.base
     return contributor.prepare(round, base, update, 1, tokens, bytes(16))
 
 
@@ -290,11 +291,12 @@ def version(world: World, number: int, signer: Peer, learnt: float = 1.0, group:
     def vector(number: int) -> Vector:
         return initial_vector(world.run, group) + np.float32(learnt * number)
 
-    outcome = UpdateOutcome(peer=signer.id, digest=bytes(32), tokens=8, norm=1.0, verdict=Verdict.ACCEPTED)
+    norm = float(np.linalg.norm(vector(1) - vector(0)))
+    outcome = UpdateOutcome(peer=signer.id, digest=bytes(32), tokens=8, norm=norm, verdict=Verdict.ACCEPTED)
     manifest = Manifest(
         run=world.run.run_id, group=group, round=number - 1, version=number,
         parent=vector_digest(vector(number - 1)), digest=vector_digest(vector(number)),
-        elements=len(vector(0)), rank=0, steps=number, updates=[outcome],
+        elements=len(vector(0)), rank=0, steps=number, total=number, updates=[outcome],
     )  # fmt: skip
     return Held.of(group, number, vector(number), manifest.seal(signer.client.identity.key))
 
@@ -412,7 +414,8 @@ async def test_a_version_that_is_not_finite_is_not_followed(world: World, tmp_pa
         vector = one.store.newest(GROUP).vector.copy()
         vector[7] = np.inf
         manifest = Manifest(
-            run=world.run.run_id, group=GROUP, round=0, version=1, parent=bytes(32),
+            run=world.run.run_id, group=GROUP, round=0, version=1,
+            parent=one.store.newest(GROUP).digest, total=1,
             digest=vector_digest(vector), elements=len(vector), rank=0, steps=1,
             updates=[
                 UpdateOutcome(peer=one.id, digest=bytes(32), tokens=1, norm=1.0, verdict=Verdict.ACCEPTED)

@@ -55,7 +55,7 @@ def manifest(group: str) -> Manifest:
     ]
     return Manifest(
         run=RUN.run_id, group=group, round=3, version=5, parent=bytes(32), digest=b"\x01" * 32, elements=1,
-        rank=0, steps=700, updates=outcomes,
+        rank=0, steps=700, total=9, updates=outcomes,
     )  # fmt: skip
 
 
@@ -116,7 +116,7 @@ class SlowDirectory:
     async def all_nodes(self, blocks: int) -> dict[str, NodeRecord]:
         return {"a": record(blocks - 1)}
 
-    async def newest_manifest(self, group: str) -> None:
+    async def manifests(self, group: str) -> None:
         await asyncio.Event().wait()
 
 

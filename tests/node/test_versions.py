@@ -9,6 +9,7 @@ from spheroid_node.model.initial import initial_vector
 from spheroid_node.net.identity import ephemeral_identity
 from spheroid_node.node.history import LENGTH, History
 from spheroid_node.node.versions import Held, VersionStore
+from spheroid_node.rounds.collection import Base
 from spheroid_node.run import RunSpec
 from spheroid_node.training.checkpoint import write_version
 from spheroid_node.wire.codes import Verdict
@@ -26,7 +27,7 @@ def made(run: RunSpec, version: int, vector: Vector, *, signed_for: Vector | Non
     manifest = Manifest(
         run=run.run_id, group=GROUP, round=version + 5, version=version, parent=before,
         digest=vector_digest(vector if signed_for is None else signed_for), elements=len(vector), rank=0,
-        steps=10 * version, updates=[outcome],
+        steps=10 * version, total=version, updates=[outcome],
     )  # fmt: skip
     return Held.of(GROUP, version, vector, manifest.seal(KEY))
 
@@ -42,7 +43,7 @@ def full(*_: object) -> None:
 
 def test_version_0_follows_from_the_seed(run: RunSpec) -> None:
     held = VersionStore(run).newest(GROUP)
-    assert (held.version, held.round, held.steps, held.norms) == (0, -1, 0, ())
+    assert (held.version, held.round, held.base) == (0, -1, Base(0, held.digest))
     assert np.array_equal(held.vector, initial_vector(run, GROUP))
 
 
@@ -58,7 +59,7 @@ def test_as_many_versions_are_kept_as_a_chain_may_lag(run: RunSpec, tmp_path: Pa
 
     again = VersionStore(run, lambda group: tmp_path / group)
     newest = again.newest(GROUP)
-    assert (newest.version, newest.steps, newest.norms) == (4, 40, (1.5,))
+    assert newest.base == Base(4, newest.digest, 40, (1.5,), 4)
     assert newest.digest == vector_digest(vector + 4)
     assert again.get(GROUP, 2) is not None
 

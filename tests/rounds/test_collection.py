@@ -386,10 +386,10 @@ def test_a_base_knows_the_norms_that_its_manifest_accepted() -> None:
 
     manifest = Manifest(
         run="0" * 16, group="block-0", round=6, version=4, parent=b"p" * 32, digest=b"d" * 32,
-        elements=6, rank=0, steps=90,
+        elements=6, rank=0, steps=90, total=7,
         updates=[outcome("a", 1.5, Verdict.ACCEPTED), outcome("b", 9.0, Verdict.LATE)],
     )  # fmt: skip
-    assert Base.of(manifest) == Base(4, b"d" * 32, 90, (1.5,))
+    assert Base.of(manifest) == Base(4, b"d" * 32, 90, (1.5,), 7)
 
 
 def replace_norms(norms: tuple[float, ...]) -> Base:

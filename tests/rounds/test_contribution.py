@@ -39,7 +39,7 @@ def manifest(digest: bytes, version: int = 5, verdict: Verdict = Verdict.ACCEPTE
     outcome = UpdateOutcome(peer="a", digest=digest, tokens=80, norm=1.0, verdict=verdict)
     return Manifest(
         run="0" * 16, group="block-0", round=7, version=version, parent=b"b" * 32, digest=b"c" * 32,
-        elements=2, rank=0, steps=5, updates=[outcome],
+        elements=2, rank=0, steps=5, total=version, updates=[outcome],
     )  # fmt: skip
 
 

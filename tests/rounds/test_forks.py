@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from spheroid_node.rounds.forks import choose, is_plausible
 from spheroid_node.run import RunSpec
 from spheroid_node.wire.codes import Reason, Verdict
-from spheroid_node.wire.messages import MAX_UPDATES_NAMED, Manifest, UpdateOutcome
+from spheroid_node.wire.messages import MAX_UPDATES, MAX_UPDATES_NAMED, Manifest, UpdateOutcome
 
 
 def manifest(accepted: int = 1, late: int = 0, **changes: Any) -> Manifest:
@@ -28,6 +28,7 @@ def manifest(accepted: int = 1, late: int = 0, **changes: Any) -> Manifest:
         "elements": 6,
         "rank": 0,
         "steps": 10,
+        "total": changes.get("version", 5) - 1 + accepted + len(changes.get("also", b"")) // 8,
         "updates": [outcome(index, Verdict.ACCEPTED, Reason.NONE) for index in range(accepted)]
         + [outcome(index, Verdict.LATE, Reason.AFTER_DEADLINE) for index in range(late)],
     }
@@ -35,7 +36,8 @@ def manifest(accepted: int = 1, late: int = 0, **changes: Any) -> Manifest:
 
 
 BETTER_FIRST = [
-    ("c", manifest(version=6, accepted=1, rank=5, digest=b"z" * 32)),
+    ("d", manifest(version=4, accepted=1, rank=6, digest=b"z" * 32, total=9)),
+    ("c", manifest(version=6, accepted=1, rank=5, digest=b"z" * 32, total=7)),
     ("b", manifest(version=5, accepted=3, rank=4, digest=b"y" * 32)),
     ("b", manifest(version=5, accepted=2, late=9, rank=0, digest=b"y" * 32)),
     ("z", manifest(version=5, accepted=2, rank=1, digest=b"a" * 32)),
@@ -95,12 +97,22 @@ NOW = 1095.0  # round 9 of the tiny run
         ({"group": "block-2"}, False),
         ({"elements": 7}, False),
         ({"accepted": 0, "late": 2}, False),
+        ({"total": 4}, False),  # four versions before it, and none of them with an update
+        ({"total": 1 + 4 * MAX_UPDATES}, True),
+        ({"total": 2 + 4 * MAX_UPDATES}, False),
     ],
 )
 def test_a_manifest_that_cannot_be_true_is_not_followed(
     run: RunSpec, changes: dict[str, Any], plausible: bool
 ) -> None:
     assert is_plausible(manifest(**({"run": run.run_id} | changes)), run, 6, NOW) is plausible
+
+
+def test_a_manifest_with_an_update_longer_than_the_run_allows_is_not_followed(run: RunSpec) -> None:
+    [outcome] = manifest().updates
+    for norm, plausible in ((100.0, True), (100.1, False)):
+        updates = [outcome.model_copy(update={"norm": norm})]
+        assert is_plausible(manifest(run=run.run_id, updates=updates), run, 6, NOW) is plausible
 
 
 def test_a_manifest_that_counts_a_worker_twice_is_not_followed(run: RunSpec) -> None:

@@ -23,7 +23,7 @@ ROUNDS = 12
 def manifest(version: int, *digests: bytes) -> Manifest:
     return Manifest(
         run="0" * 16, group="block-0", round=version, version=version, parent=bytes(32), digest=bytes(32),
-        elements=1, rank=0, steps=1,
+        elements=1, rank=0, steps=1, total=version,
         updates=[
             UpdateOutcome(peer="a", digest=digest, tokens=1, norm=1.0, verdict=Verdict.ACCEPTED)
             for digest in digests

@@ -273,7 +273,7 @@ def test_accepted_counts_the_accepted() -> None:
     updates = [m.UpdateOutcome(peer="p", digest=bytes(32), tokens=1, norm=0, verdict=v) for v in verdicts]
     manifest = m.Manifest(
         run="0" * 16, group="g", round=1, version=1, parent=bytes(32), digest=bytes(32), elements=1, rank=0,
-        steps=1, updates=updates,
+        steps=1, total=2, updates=updates,
     )  # fmt: skip
     assert manifest.accepted == 2
 

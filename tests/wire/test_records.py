@@ -109,7 +109,8 @@ def test_the_largest_records_fit() -> None:
     )  # fmt: skip
     manifest = Manifest(
         run="0" * 16, group="g" * 32, round=2**63 - 1, version=2**63 - 1, parent=bytes(32), digest=bytes(32),
-        elements=2**63 - 1, rank=2**63 - 1, steps=2**63 - 1, updates=[outcome] * MAX_UPDATES_NAMED,
+        elements=2**63 - 1, rank=2**63 - 1, steps=2**63 - 1, total=2**63 - 1,
+        updates=[outcome] * MAX_UPDATES_NAMED,
     )  # fmt: skip
     accepted = outcome.model_copy(update={"reason": Reason.NONE})
     also = bytes(MAX_UPDATES_BESIDE * PREFIX_BYTES)
