@@ -485,9 +485,11 @@ def run_files(source: Source) -> None:
             assert RunSpec.unpack(run.pack()).run_id == run.run_id
 
 
-@cache
+_FOLDER = tempfile.TemporaryDirectory(prefix="fuzz-")  # gone when the process ends
+
+
 def _folder() -> Path:
-    return Path(tempfile.mkdtemp(prefix="fuzz-"))
+    return Path(_FOLDER.name)
 
 
 # --- disk ------------------------------------------------------------------------------------------
