@@ -72,9 +72,17 @@ class DaemonStreams:
 
 async def _register(p2p: Any, name: str, accept: Accept) -> None:
     async def handler(info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        accept(Stream(info.peer_id.to_base58(), reader, writer))
+        accept(Stream(info.peer_id.to_base58(), reader, writer, _ip_address(str(info.addr))))
 
     await p2p.add_binary_stream_handler(name, handler)
+
+
+def _ip_address(multiaddress: str) -> str:
+    """Of /ip4/…/tcp/…; names have no place in the address of a connection."""
+    match multiaddress.split("/"):
+        case ["", "ip4" | "ip6", address, *_]:
+            return address
+    return ""
 
 
 async def _open(p2p: Any, peer: str, name: str, timeout: float) -> Stream:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 import ssl
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from ipaddress import IPv6Address, ip_address
 from typing import Any
 
 import structlog
@@ -31,6 +33,7 @@ __all__ = ["Dialler", "Link", "LinkClosed", "LinkFailed", "LinkServer", "Traffic
 log = structlog.get_logger()
 
 Service = Callable[[Link], Awaitable[None]]
+Work = Callable[[Callable[[], None]], Coroutine[Any, Any, None]]
 
 DEFAULT_RATES = Rates()
 METERED = frozenset({"round", "transfer"})
@@ -44,10 +47,10 @@ class LinkServer:
     The server's certificate is self-signed with its node key, so TLS proves the key and the client compares
     it with the peer id it dialled. The client proves its own peer id by signing the server's nonce.
 
-    max_connections: links at once, later ones are closed unheard; max_per_peer: links of one peer at once;
-    max_strangers: connections of one address at once whose peer is not proven yet, later ones are closed
-    unheard; handshake_timeout: seconds for TLS, and for the greeting; rates: what one peer may ask of the
-    services in METERED, past which its messages are read more slowly.
+    max_connections: links at once, later ones are closed unheard; half of them, at most, from one address;
+    max_per_peer: links of one peer at once; max_strangers: connections of one address at once whose peer is
+    not proven yet, later ones are closed unheard; handshake_timeout: seconds for TLS, and for the greeting;
+    rates: what one peer may ask of the services in METERED, past which its messages are read more slowly.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class LinkServer:
         self._traffic = traffic
         self._streams = streams
         self._max_connections = max_connections
+        self._max_per_address = max(1, max_connections // 2)
         self._max_per_peer = max_per_peer
         self._max_strangers = max_strangers
         self._allowances = Allowances(rates, time.monotonic)
@@ -82,6 +86,7 @@ class LinkServer:
         self._option = option
         self._context = server_context(identity)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._of_address: Counter[str] = Counter()
         self._of_peer: Counter[str] = Counter()
         self._strangers: Counter[str] = Counter()
         self._listener: socket.socket | None = None
@@ -121,43 +126,41 @@ class LinkServer:
                 log.warning("links.accept_failed", cause=str(error))
                 await asyncio.sleep(OUT_OF_FILES_PAUSE)
                 continue
-            if self._is_full() or self._strangers[host := str(address[0])] >= self._max_strangers:
-                connection.close()
+            if self._admits(origin := _origin(address[0])):
+                self._begin(origin, functools.partial(self._serve_connection, connection, origin))
             else:
-                self._strangers[host] += 1
-                self._begin(self._serve_connection(connection, host))
+                connection.close()
 
     def _accept_stream(self, stream: Stream) -> None:
-        if self._stopping or self._is_full():
+        if self._stopping or not self._admits(origin := _origin(stream.address)):
             stream.writer.transport.abort()
             return
         link = Link(stream.reader, stream.writer, "", self._traffic, via="libp2p", proven=stream.peer)
-        self._begin(self._serve(link))
+        self._begin(origin, functools.partial(self._serve, link, origin))
 
-    def _is_full(self) -> bool:
-        full = len(self._tasks) >= self._max_connections
-        if full:
+    def _admits(self, origin: str) -> bool:
+        """Whether there is room for one more stranger of that address."""
+        if len(self._tasks) >= self._max_connections:
             log.warning("links.full", connections=len(self._tasks))
-        return full
+            return False
+        return self._strangers[origin] < self._max_strangers
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
+    def _begin(self, origin: str, work: Work) -> None:
+        """Do ``work`` in a task; what it is given it calls once it knows the peer, a stranger until then."""
+        self._strangers[origin] += 1
+        task = asyncio.create_task(self._beginning_as_a_stranger(origin, work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _serve_connection(self, connection: socket.socket, host: str) -> None:
-        """One connection from TCP to its end."""
+    async def _beginning_as_a_stranger(self, origin: str, work: Work) -> None:
         with contextlib.ExitStack() as stranger:
-            stranger.callback(self._known, host)
-            await self._serve_stranger(connection, stranger.close)
+            stranger.callback(_one_less, self._strangers, origin)
+            await work(stranger.close)
 
-    def _known(self, host: str) -> None:
-        """One stranger less of those at ``host``."""
-        self._strangers[host] -= 1
-        if not self._strangers[host]:
-            del self._strangers[host]
-
-    async def _serve_stranger(self, connection: socket.socket, known: Callable[[], None]) -> None:
+    async def _serve_connection(
+        self, connection: socket.socket, origin: str, known: Callable[[], None]
+    ) -> None:
+        """One connection from TCP to its end."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
             async with asyncio.timeout(self._handshake_timeout):
@@ -169,7 +172,7 @@ class LinkServer:
         except asyncio.CancelledError:
             connection.close()
             raise
-        await self._serve(link, known)
+        await self._serve(link, origin, known)
 
     async def _open(self, connection: socket.socket) -> Link:
         loop = asyncio.get_running_loop()
@@ -183,10 +186,10 @@ class LinkServer:
 
     # --- from the greeting on, both are the same --------------------------------------------------
 
-    async def _serve(self, link: Link, known: Callable[[], None] = lambda: None) -> None:
+    async def _serve(self, link: Link, origin: str, known: Callable[[], None]) -> None:
         """One link to its end; ``known`` is called once its peer is. No exception but cancellation leaves."""
         try:
-            await self._greet_and_serve(link, known)
+            await self._greet_and_serve(link, origin, known)
         except WireError as error:
             log.info("links.closed", peer=link.peer, code=error.code, detail=error.detail)
             await link.fail(error)
@@ -203,20 +206,46 @@ class LinkServer:
         else:
             await link.close()
 
-    async def _greet_and_serve(self, link: Link, known: Callable[[], None]) -> None:
+    async def _greet_and_serve(self, link: Link, origin: str, known: Callable[[], None]) -> None:
         async with asyncio.timeout(self._handshake_timeout):
             greeting = await receive_greeting(link, self._identity, self._run, self._services)
         known()
         link.peer = greeting.peer
-        if self._of_peer[link.peer] >= self._max_per_peer:
-            raise WireError(ErrorCode.BUSY, f"{self._max_per_peer} connections of one peer are the limit")
-        self._of_peer[link.peer] += 1
-        try:
+        with (
+            _one_of(self._of_peer, link.peer, self._max_per_peer, "peer"),
+            # Keys are free: a limit of each peer alone would leave all links to who makes seven.
+            _one_of(self._of_address, origin, self._max_per_address, "address"),
+        ):
             await link.send(Welcome())
             if greeting.service in METERED:
                 link.allowance = self._allowances.of(link.peer)
             await self._services[greeting.service](link)
-        finally:
-            self._of_peer[link.peer] -= 1
-            if not self._of_peer[link.peer]:
-                del self._of_peer[link.peer]
+
+
+def _origin(address: str) -> str:
+    """What counts as one address: of IPv6 its first 64 bits, since whoever has one has all that begin so."""
+    try:
+        parsed = ip_address(address.partition("%")[0])
+    except ValueError:
+        return ""
+    if isinstance(parsed, IPv6Address):
+        return str(parsed.ipv4_mapped or IPv6Address(int(parsed) >> 64 << 64))
+    return str(parsed)
+
+
+@contextlib.contextmanager
+def _one_of(counts: Counter[str], who: str, most: int, what: str) -> Iterator[None]:
+    """One more connection of ``who`` while this lasts. Raises :class:`WireError` past ``most``."""
+    if counts[who] >= most:
+        raise WireError(ErrorCode.BUSY, f"{most} connections of one {what} are the limit")
+    counts[who] += 1
+    try:
+        yield
+    finally:
+        _one_less(counts, who)
+
+
+def _one_less(counts: Counter[str], who: str) -> None:
+    counts[who] -= 1
+    if not counts[who]:
+        del counts[who]

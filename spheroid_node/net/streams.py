@@ -15,6 +15,8 @@ class Stream(NamedTuple):
     peer: str
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
+    address: str = ""
+    """The IP address that the peer's connection comes from, or that of its relay; empty if unknown."""
 
 
 Accept = Callable[[Stream], None]

@@ -6,10 +6,12 @@ import asyncio
 
 import pytest
 
-from spheroid_node.net import limits
+from spheroid_node.net import limits, links
+from spheroid_node.net.identity import ephemeral_identity
 from spheroid_node.net.limits import Allowance, Allowances, Rates
 from spheroid_node.net.link import Link, LinkClosed
-from spheroid_node.net.links import LinkFailed
+from spheroid_node.net.links import LinkFailed, _origin
+from spheroid_node.wire.codes import ErrorCode
 from spheroid_node.wire.messages import Chunk, Read, Want
 from spheroid_node.wire.tensors import CHUNK_BYTES
 
@@ -135,3 +137,35 @@ async def test_strangers_of_one_address_cannot_take_all_links(net, alice, bob) -
     await net.dial_when_free(address, bob)  # the silent ones are dropped in time
     for _, writer in silent:
         writer.close()
+
+
+async def test_made_up_identities_of_one_address_leave_half_to_others(net, alice, bob, monkeypatch) -> None:
+    """Keys are free, so a peer's own limit stops nobody who makes another."""
+    place = ["192.0.2.7"]
+    monkeypatch.setattr(links, "_origin", lambda address: place[0])
+    address = await net.serve(alice, echo, max_connections=8, max_per_peer=2)
+    held = [await net.dial(address, ephemeral_identity()) for _ in range(4)]
+    with pytest.raises(LinkFailed, match="one address") as failed:
+        await net.dial(address, ephemeral_identity())
+    assert failed.value.code is ErrorCode.BUSY
+    place[0] = "192.0.2.8"
+    others = [await net.dial(address, ephemeral_identity()) for _ in range(4)]
+    await others[-1].send(WANT)
+    assert await others[-1].receive(10) == WANT
+    place[0] = "192.0.2.7"
+    await held[0].close()
+    await net.dial_when_free(address, bob)
+
+
+@pytest.mark.parametrize(
+    ("address", "origin"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::"),
+        ("fe80::1%eth0", "fe80::"),
+        ("", ""),
+    ],
+)
+def test_what_counts_as_one_address(address: str, origin: str) -> None:
+    assert _origin(address) == origin

@@ -250,6 +250,28 @@ async def test_one_peer_cannot_take_all_links(swarm, alice_dht, bob_dht) -> None
     held[1].abort()
 
 
+async def test_strangers_of_one_address_over_libp2p_are_limited_too(swarm, alice_dht, bob_dht) -> None:
+    await swarm.serve(alice_dht, handshake_timeout=0.5, max_strangers=1)
+    await read_message(await swarm.stranger(bob_dht, alice_dht))  # and never an answer to it
+    assert await at_its_end(await swarm.stranger(bob_dht, alice_dht))
+    link = await dial_when_free(swarm.dialler(bob_dht), closed(alice_dht))
+    await link.send(WANT)
+    assert await link.receive(10) == WANT
+    link.abort()
+
+
+async def test_made_up_identities_over_libp2p_count_by_address_too(swarm, alice_dht, bob_dht) -> None:
+    """Together with those over TCP: all of them come from this machine."""
+    server = await swarm.serve(alice_dht, max_connections=4)
+    address = closed(alice_dht).model_copy(update={"port": server.port})
+    held = [await swarm.link(bob_dht, alice_dht), await swarm.dialler(bob_dht).dial(address, "transfer")]
+    assert [link.via for link in held] == ["libp2p", "tcp"]
+    with pytest.raises(LinkFailed, match="one address") as failed:
+        await swarm.link(bob_dht, alice_dht)
+    assert failed.value.code is ErrorCode.BUSY
+    held[1].abort()
+
+
 async def test_a_full_server_turns_others_away(swarm, alice_dht, bob_dht) -> None:
     await swarm.serve(alice_dht, max_connections=1)
     link = await swarm.link(bob_dht, alice_dht)
