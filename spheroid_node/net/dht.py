@@ -35,8 +35,11 @@ from spheroid_node.net.contacts import Contacts
 from spheroid_node.net.daemon import Listening
 from spheroid_node.net.daemon_streams import DaemonStreams
 from spheroid_node.net.identity import Identity
+from spheroid_node.net.keys import Keys
 from spheroid_node.net.ports import free_port, multiaddress, outgoing_address
+from spheroid_node.net.store import RecordStore
 from spheroid_node.net.validator import RecordValidator, harden
+from spheroid_node.run import RunSpec
 
 log = structlog.get_logger()
 
@@ -77,6 +80,8 @@ class Dht:
     contacts: Contacts
     addresses: list[str] = field(default_factory=list)
     """Addresses to hand out, /ip4/…/tcp/…/p2p/…; none of a peer that cannot be dialled."""
+    keys: Keys = field(default_factory=Keys)
+    """Those that it stores and reads records under; whoever finds the run makes them known."""
     streams: DaemonStreams = field(default_factory=DaemonStreams)
     """Streams to peers and from them, where these cannot be dialled otherwise."""
     _p2p: Any = None
@@ -108,6 +113,7 @@ class Dht:
         relay: bool = False,
         option: str = "--port",
         contacts: Path | None = None,
+        run: RunSpec | None = None,
     ) -> Dht:
         """Join the DHT at ``peers``, or begin one without any.
 
@@ -115,7 +121,8 @@ class Dht:
         that is not ``port``; ``client_mode`` is for peers that nobody needs to reach: they listen nowhere and
         store nothing for others; ``relay`` for those that cannot be dialled, and are reached through others.
         ``option`` names the port in errors. ``contacts`` is a file of the peers met in an earlier life: where
-        ``peers`` do not answer, it enters by one of them.
+        ``peers`` do not answer, it enters by one of them. ``run`` is the run of a peer that knows it: until a
+        peer does, it stores nothing of it for others.
         Raises :class:`MalformedAddress`, :class:`PortInUse`, :class:`ConfigInvalid`,
         :class:`PeersUnreachable`, :class:`ClockWrong`, :class:`NotReachable`, :class:`DhtFailed`.
         """
@@ -124,6 +131,8 @@ class Dht:
             port = free_port(host, port, option)
         listening = Listening(host, port, announce, client_mode, option, relay, announce_port)
         dht = cls(identity, listening, Contacts(peers, contacts), _place=outgoing_address())
+        if run is not None:
+            dht.keys.know(run)
         try:
             await dht._build(dht.contacts.given)
         except PeersUnreachable as error:
@@ -150,7 +159,7 @@ class Dht:
     async def put(self, key: str, value: bytes, ttl: float) -> bool:
         """Publish ``value`` under (key, own peer id) for ``ttl`` seconds, in place of our value before.
 
-        False says that the last replica asked did not take it, or that none answered in time.
+        False says that nobody took it, or that none answered in time.
         """
         async with self._writing[key]:
             return await self._store(key, value, self.time() + ttl)
@@ -235,7 +244,7 @@ class Dht:
                     node_id=DHTID.generate(source=p2p.peer_id.to_bytes()),
                     initial_peers=list(peers),
                     client_mode=not self.listening.reachable,
-                    record_validator=RecordValidator(self.identity.key),
+                    record_validator=RecordValidator(self.identity.key, self.keys),
                     ensure_bootstrap_success=first,
                     strict=first,
                     cache_locally=False,
@@ -244,7 +253,7 @@ class Dht:
                     cache_refresh_before_expiry=0,
                     reuse_get_requests=False,
                 )
-                harden(node.protocol)
+                harden(node.protocol, RecordStore(self.keys, self.peer), self.keys)
                 addresses = await self._visible_addresses(p2p)
                 await self.streams.attach(p2p)
         except BaseException as error:
@@ -385,9 +394,15 @@ class Dht:
                     await self._store(key, value, expiration)
 
     async def _store(self, key: str, value: bytes, expiration: float) -> bool:
-        """Store under our peer id, expiring later than before: of two, the DHT keeps what expires last."""
-        if key in self._published:
-            expiration = max(expiration, self._published[key].expiration + TICK)
+        """Store under our peer id, expiring later than before: of two, the DHT keeps what expires last.
+
+        But no later than it is kept at all: where a clock was set back, what we said before counts no more.
+        """
+        now, kind, former = self.time(), self.keys.kind_of(key), self._published.get(key)
+        if kind is not None:
+            expiration = min(expiration, now + kind.ttl)
+        if former is not None and (kind is None or kind.lives(former.expiration, now)):
+            expiration = max(expiration, former.expiration + TICK)
         self._published[key] = _Published(value, expiration)
         try:
             async with self._request() as node:

@@ -119,7 +119,7 @@ class Directory:
 
 
 async def find_run(dht: Dht, run_id: str | None = None) -> RunSpec:
-    """The run named ``run_id``, or the only one that is published.
+    """The run named ``run_id``, or the only one that is published. From then on the DHT knows its keys.
 
     Raises :class:`RunNotFound` and :class:`SeveralRuns`.
     """
@@ -129,12 +129,14 @@ async def find_run(dht: Dht, run_id: str | None = None) -> RunSpec:
         wanted = run_id or await _only_run(dht)
         if wanted is None:
             continue
+        dht.keys.look_for(wanted)
         for packed in (await dht.get(run_key(wanted))).values():
             try:
                 run = RunSpec.unpack(packed)
             except ValueError:
                 continue
             if run.run_id == wanted:
+                dht.keys.know(run)
                 return run
     raise RunNotFound(run_id)
 

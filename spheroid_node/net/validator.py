@@ -2,7 +2,7 @@
 
 A record is a value under (key, subkey): the subkey is its author's peer id, and the value ends with the
 author's signature over key, subkey, value and expiration (protocols/dht.md). Every node checks what it stores
-and what it reads.
+and what it reads, by the same rules.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from spheroid_node.net._hivemind import (
     ValueWithExpiration,
     get_dht_time,
 )
+from spheroid_node.net.keys import Keys
+from spheroid_node.net.store import RecordStore
 from spheroid_node.wire.codes import WireError
 from spheroid_node.wire.frames import pack, unpack
-from spheroid_node.wire.records import MAX_RECORD_BYTES, MAX_TTL
 from spheroid_node.wire.signing import SIGNATURE_BYTES, peer_id_of_key, sign_bytes, verify_bytes
 
 PURPOSE = "record"
-CLOCK_SLACK = 60.0
-"""Seconds by which an author's clock may be ahead of ours."""
 
 
 class RecordValidator(RecordValidatorBase):  # type: ignore[misc]  # hivemind is untyped
-    """Signs the records of ``key``'s owner and accepts well-formed records of anyone."""
+    """Signs the records of ``key``'s owner and accepts those that have a place under ``keys``."""
 
-    def __init__(self, key: Ed25519PrivateKey, clock: Callable[[], float] = get_dht_time) -> None:
+    def __init__(self, key: Ed25519PrivateKey, keys: Keys, clock: Callable[[], float] = get_dht_time) -> None:
         self._key = key
+        self._keys = keys
         self._peer = peer_id_of_key(key)
         self._clock = clock
 
     def validate(self, record: DHTRecord) -> bool:
-        """Whether the record is its author's own, lives at most MAX_TTL and holds one byte string.
+        """Whether the record is its author's own, holds one byte string, and is what its key is for.
 
         Never raises: an exception here would leave a reader's get without an answer for ever.
         """
@@ -62,18 +62,20 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]  # hivemind is
         return bytes(record.value[:-SIGNATURE_BYTES])
 
     def _is_valid(self, record: DHTRecord) -> bool:
-        if not SIGNATURE_BYTES < len(record.value) <= MAX_RECORD_BYTES + SIGNATURE_BYTES:
+        kind = self._keys.kind(record.key)
+        if kind is None or not kind.lives(record.expiration_time, self._clock()):
             return False
-        if not math.isfinite(record.expiration_time):
-            return False
-        if record.expiration_time > self._clock() + MAX_TTL + CLOCK_SLACK:
+        if not SIGNATURE_BYTES < len(record.value) <= kind.record_bytes + SIGNATURE_BYTES:
             return False
         author = _author(record.subkey)
-        body = replace(record, value=self.strip_value(record))
+        if author is None or not kind.allows(author):
+            return False
+        packed = replace(record, value=self.strip_value(record))
+        body = unpack(packed.value)
         return (
-            author is not None
-            and isinstance(unpack(body.value), bytes)
-            and verify_bytes(author, PURPOSE, _signed_part(body), record.value[-SIGNATURE_BYTES:])
+            isinstance(body, bytes)
+            and kind.holds(body)
+            and verify_bytes(author, PURPOSE, _signed_part(packed), record.value[-SIGNATURE_BYTES:])
         )
 
 
@@ -104,19 +106,28 @@ class NoCache(DHTLocalStorage):  # type: ignore[misc]  # hivemind is untyped
         return False
 
 
-def harden(protocol: DHTProtocol) -> None:
-    """Make ``protocol`` judge dictionaries record by record, and believe nothing that is not signed.
+def harden(protocol: DHTProtocol, store: RecordStore, keys: Keys) -> None:
+    """Make ``protocol`` keep what it stores in ``store``, judge dictionaries record by record, and believe
+    nothing that is not signed.
 
     As it comes, one bad record voids all that its holder answers; and an answer's own expiration, which
     nobody signs, ends a search early when it is infinite, so that one peer can hide what all others hold.
+    A peer that refuses a record counts as one that holds it, and the next is not asked.
     """
-    protocol.cache = NoCache()
-    validate_record, call_find = protocol._validate_record, protocol.call_find
+    store.take(protocol.storage)
+    protocol.storage, protocol.cache = store, NoCache()
+    validate_record = protocol._validate_record
+    call_find, call_store = protocol.call_find, protocol.call_store
 
     def keep_valid(key: bytes, dictionary: DictionaryDHTValue) -> bool:
+        kind = keys.kind(key)
+        room = kind.authors if kind is not None else 0
         with dictionary.freeze():
             for subkey, (value, expiration) in list(dictionary.items()):
-                if not validate_record(key, protocol.serializer.dumps(subkey), value, expiration):
+                subkey_bytes = protocol.serializer.dumps(subkey)
+                if room and validate_record(key, subkey_bytes, value, expiration):
+                    room -= 1
+                else:
                     del dictionary[subkey]
             dictionary.maxsize = math.inf
             dictionary.latest_expiration_time = _latest(dictionary)
@@ -126,8 +137,12 @@ def harden(protocol: DHTProtocol) -> None:
         found = await call_find(peer, keys)
         return found and {key: (_believable(value), nearest) for key, (value, nearest) in found.items()}
 
+    async def store_at(*request: Any, **options: Any) -> Any:
+        taken = await call_store(*request, **options)
+        return taken if taken and any(taken) else None
+
     protocol._validate_dictionary = keep_valid
-    protocol.call_find = find
+    protocol.call_find, protocol.call_store = find, store_at
 
 
 def _believable(found: ValueWithExpiration | None) -> ValueWithExpiration | None:

@@ -33,7 +33,7 @@ async def run_bootstrap(config: NodeConfig, run: RunSpec) -> None:
     async with Stopping() as stopping:
         with StateDirectory(config.state_dir) as state:
             state.check(run)
-            dht = await _start(config, load_identity(state.identity), state)
+            dht = await _start(config, load_identity(state.identity), state, run)
             try:
                 state.bind(run)
                 await _publish_until(stopping, dht, run, state)
@@ -55,16 +55,16 @@ async def _publish_until(stopping: Stopping, dht: Dht, run: RunSpec, state: Stat
         await _serve(dht, directory, stopping)
 
 
-async def _start(config: NodeConfig, identity: Identity, state: StateDirectory) -> Dht:
+async def _start(config: NodeConfig, identity: Identity, state: StateDirectory, run: RunSpec) -> Dht:
     """On the port given, else on the one used last time if it is still free, else on any."""
     ports = [config.port] if config.port else [*_kept_port(state.path / PORT_FILE), 0]
     for port in ports[:-1]:
         with suppress(PortInUse):
-            return await _listen(config, identity, port, state.contacts)
-    return await _listen(config, identity, ports[-1], state.contacts)
+            return await _listen(config, identity, port, state.contacts, run)
+    return await _listen(config, identity, ports[-1], state.contacts, run)
 
 
-async def _listen(config: NodeConfig, identity: Identity, port: int, contacts: Path) -> Dht:
+async def _listen(config: NodeConfig, identity: Identity, port: int, contacts: Path, run: RunSpec) -> Dht:
     return await Dht.start(
         identity,
         config.peers,
@@ -73,6 +73,7 @@ async def _listen(config: NodeConfig, identity: Identity, port: int, contacts: P
         announce=config.announce,
         announce_port=config.announce_port,
         contacts=contacts,
+        run=run,
     )
 
 

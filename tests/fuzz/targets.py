@@ -35,9 +35,18 @@ from spheroid_node.errors import (
 from spheroid_node.model.initial import initial_vector
 from spheroid_node.model.parameters import elements
 from spheroid_node.net import directory
-from spheroid_node.net._hivemind import DHTID, DHTProtocol, DHTRecord, DictionaryDHTValue, PeerID
+from spheroid_node.net._hivemind import (
+    DHTID,
+    DHTLocalStorage,
+    DHTProtocol,
+    DHTRecord,
+    DictionaryDHTValue,
+    PeerID,
+)  # fmt: skip
 from spheroid_node.net.dialling import LinkFailed
 from spheroid_node.net.directory import Directory, find_run
+from spheroid_node.net.keys import Keys
+from spheroid_node.net.store import RecordStore
 from spheroid_node.net.validator import RecordValidator, harden
 from spheroid_node.node.history import History, Signed
 from spheroid_node.node.outbox import Outbox
@@ -355,18 +364,20 @@ def record(**changes: Any) -> NodeRecord:
 
 LATER = 4_000_000_000.0
 """When records are judged: nothing that is kept until then has expired by hivemind's own clock."""
-KEY = DHTID.generate(source="spheroid/1/x").to_bytes()
+KEY = DHTID.generate(source=nodes_key(RUN.run_id, 0)).to_bytes()
+KEYS = Keys()
+KEYS.know(RUN)
 
 
 @cache
 def _stored() -> DHTRecord:
     whole = DHTRecord(KEY, pack(PEERS[0]), pack(record().pack()), LATER + 60)
-    return DHTRecord(KEY, whole.subkey, RecordValidator(ALICE).sign_value(whole), whole.expiration_time)
+    return DHTRecord(KEY, whole.subkey, RecordValidator(ALICE, KEYS).sign_value(whole), whole.expiration_time)
 
 
 def records(source: Source) -> None:
     """A DHT record counts only as its author has signed it."""
-    true, judge = _stored(), RecordValidator(MALLORY, clock=lambda: LATER)
+    true, judge = _stored(), RecordValidator(MALLORY, KEYS, clock=lambda: LATER)
     changed = DHTRecord(
         source.mutated(true.key) if not source.below(4) else true.key,
         source.mutated(true.subkey) if not source.below(4) else true.subkey,
@@ -418,11 +429,12 @@ def _protocol() -> Any:
     async def nothing(*_: Any, **__: Any) -> None:
         return
 
-    made.record_validator = RecordValidator(MALLORY, clock=lambda: LATER)
+    made.record_validator = RecordValidator(MALLORY, KEYS, clock=lambda: LATER)
     made.rpc_semaphore, made.wait_timeout, made.node_info = asyncio.Semaphore(1), 1.0, None
     made.get_stub = lambda peer: SimpleNamespace(rpc_find=rpc_find)
     made.update_routing_table, made.routing_table = nothing, SimpleNamespace(get=lambda **_: None)
-    harden(made)
+    made.storage, made.call_store = DHTLocalStorage(), nothing
+    harden(made, RecordStore(KEYS, PEERS[1], clock=lambda: LATER), KEYS)
     return made
 
 
@@ -441,7 +453,7 @@ def bodies(source: Source) -> None:
     async def get(key: str) -> dict[str, bytes]:
         return {PEERS[1]: shaken[key]} if key in shaken else {}
 
-    dht: Any = SimpleNamespace(get=get, time=lambda: NOW)
+    dht: Any = SimpleNamespace(get=get, time=lambda: NOW, keys=Keys())
     found = finished(Directory(dht, RUN).nodes(0))
     assert all(item.block == 0 and item.run == RUN.run_id for item in found.values())
     announced = finished(Directory(dht, RUN).manifests(GROUP, ELEMENTS))

@@ -18,7 +18,14 @@ import pytest
 from structlog.testing import capture_logs
 
 from benchmarks.wan import Wan
-from spheroid_node.errors import ClockWrong, DhtFailed, MalformedAddress, PeersUnreachable, PortInUse
+from spheroid_node.errors import (
+    ClockWrong,
+    DhtFailed,
+    MalformedAddress,
+    PeersUnreachable,
+    PortInUse,
+    SeveralRuns,
+)
 from spheroid_node.net import dht as dht_module
 from spheroid_node.net._hivemind import (
     DHTID,
@@ -32,14 +39,20 @@ from spheroid_node.net._hivemind import (
 from spheroid_node.net.clock import Clock, dht_clock
 from spheroid_node.net.daemon import Listening
 from spheroid_node.net.dht import Dht
+from spheroid_node.net.directory import Directory, find_run
 from spheroid_node.net.identity import Identity, ephemeral_identity, load_identity
+from spheroid_node.net.keys import Keys
 from spheroid_node.net.ports import free_port
 from spheroid_node.net.validator import RecordValidator
+from spheroid_node.run import ModelSpec, RunSpec
 from spheroid_node.wire.frames import pack
-from spheroid_node.wire.records import MAX_RECORD_BYTES, MAX_TTL
+from spheroid_node.wire.records import MAX_RECORD_BYTES, manifest_ttl, manifests_key, nodes_key
 
 StartDht = Callable[..., Awaitable[Dht]]
-KEY = "spheroid/1/test"
+RUN = RunSpec(name="tiny", model=ModelSpec(blocks=3, layers=1, width=8, heads=2, window=16))
+KEY = manifests_key(RUN.run_id, "block-0")
+"""Bodies of manifests may be long, and live long; what is in them a DHT does not look at."""
+TTL = manifest_ttl(RUN.round.period)
 
 
 @pytest.fixture
@@ -48,7 +61,8 @@ async def start() -> AsyncIterator[StartDht]:
 
         async def starter(*peers: Dht, **options: Any) -> Dht:
             addresses = [address for peer in peers for address in peer.addresses]
-            dht = await Dht.start(options.pop("identity", ephemeral_identity()), addresses, **options)
+            identity = options.pop("identity", ephemeral_identity())
+            dht = await Dht.start(identity, addresses, **{"run": RUN} | options)
             stack.push_async_callback(dht.stop)
             return dht
 
@@ -71,8 +85,12 @@ class Attacker:
         )
 
     def signed(self, value: bytes, expiration: float) -> bytes:
-        key, subkey = DHTID.generate(source=KEY).to_bytes(), pack(self.identity.peer)
-        return RecordValidator(self.identity.key).sign_value(DHTRecord(key, subkey, pack(value), expiration))
+        return signed(self.identity, KEY, value, expiration)
+
+
+def signed(author: Identity, key: str, value: bytes, expiration: float) -> bytes:
+    record = DHTRecord(DHTID.generate(source=key).to_bytes(), pack(author.peer), pack(value), expiration)
+    return RecordValidator(author.key, Keys()).sign_value(record)
 
 
 @pytest.fixture
@@ -119,7 +137,7 @@ async def test_records_of_all_authors_are_found_by_all(start) -> None:
     everything = {first.peer: b"one", second.peer: b"two", client.peer: b"three"}
     for dht in (first, second, client):
         assert await dht.get(KEY) == everything
-    assert await second.get("spheroid/1/nothing") == {}
+    assert await second.get(nodes_key(RUN.run_id, 0)) == {}
 
 
 async def test_a_later_record_replaces_the_authors_earlier_one(start) -> None:
@@ -372,7 +390,7 @@ async def test_who_has_met_a_swarm_enters_without_its_bootstrap(start, tmp_path,
         await dht.stop()
     with pytest.raises(PeersUnreachable):
         await Dht.start(ephemeral_identity(), gone)
-    again = await Dht.start(node.identity, gone, contacts=file)
+    again = await Dht.start(node.identity, gone, contacts=file, run=RUN)
     try:
         assert await other.put(KEY, b"still here", 60)
         assert await again.get(KEY) == {other.peer: b"still here"}
@@ -486,12 +504,92 @@ async def test_far_expiry_and_oversize(start, attack) -> None:
     victim = await start()
     attacker = await attack(victim)
     mine = attacker.identity.peer
-    far, soon = get_dht_time() + 2 * MAX_TTL, get_dht_time() + 60
+    far, soon = get_dht_time() + 2 * TTL, get_dht_time() + 60
     assert await attacker.store_at(victim, attacker.signed(b"x", far), far, mine) == [False]
     huge = attacker.signed(bytes(MAX_RECORD_BYTES + 1), soon)
     assert await attacker.store_at(victim, huge, soon, mine) == [False]
     assert await attacker.store_at(victim, attacker.signed(b"x", soon), soon, mine) == [True]
     assert await victim.get(KEY) == {mine: b"x"}
+
+
+async def test_keys_that_no_run_has(start, attack) -> None:
+    """Whatever its author signs: under keys that nobody reads, it would only fill the memory."""
+    victim = await start()
+    assert not await victim.put("spheroid/1/x", b"x", 30)
+    attacker = await attack(victim)
+    soon, author = get_dht_time() + 30, attacker.identity
+    for key, ok in (
+        ("spheroid/1/x", False),
+        (nodes_key("0" * 16, 0), False),
+        (nodes_key(RUN.run_id, 0), True),
+    ):
+        record = signed(author, key, b"x", soon)
+        ids = [DHTID.generate(source=key)]
+        stored = await attacker.node.protocol.call_store(
+            victim._p2p.peer_id, ids, [record], soon, subkeys=[author.peer]
+        )
+        assert stored == [ok], key
+
+
+async def test_a_peer_that_does_not_know_its_run_yet_looks_it_up(start) -> None:
+    """Until then it reads and stores nothing of it, and a peer that it turns away has it elsewhere."""
+    first = await start()
+    joiner = await start(first, run=None)
+    assert await first.put(KEY, b"value", 60)
+    assert await joiner.get(KEY) == {}
+    assert await Directory(first, RUN).publish_run()
+    assert await find_run(joiner) == RUN
+    assert joiner._node.protocol.storage.get(DHTID.generate(source=KEY)) is None
+    assert await joiner.get(KEY) == {first.peer: b"value"}
+    assert await joiner.put(KEY, b"mine", 60)
+    assert await first.get(KEY) == {first.peer: b"value", joiner.peer: b"mine"}
+
+
+async def test_peers_of_two_runs_on_one_dht(start) -> None:
+    """They hold nothing for each other; with few peers each still finds its own."""
+    other = RUN.model_copy(update={"seed": 1})
+    ours = await start()
+    theirs = await start(ours, run=other)
+    assert await Directory(ours, RUN).publish_run() and await Directory(theirs, other).publish_run()
+    assert await theirs.put(nodes_key(other.run_id, 0), b"theirs", 30)
+    assert ours._node.protocol.storage.get(DHTID.generate(source=nodes_key(other.run_id, 0))) is None
+    joiner = await start(ours, run=None)
+    with pytest.raises(SeveralRuns):
+        await find_run(joiner)
+    assert await find_run(joiner, other.run_id) == other
+    assert await joiner.get(nodes_key(other.run_id, 0)) == {theirs.peer: b"theirs"}
+
+
+async def test_a_flood_of_made_up_authors(start, attack) -> None:
+    """More than fits into a message of libp2p: those who were there stay, and all is read as before."""
+    victim = await start()
+    reader = await start(victim, client_mode=True)
+    key, block = nodes_key(RUN.run_id, 0), DHTID.generate(source=nodes_key(RUN.run_id, 0))
+    assert await victim.put(key, b"true", 45)
+    attacker = await attack(victim)
+    authors = [ephemeral_identity() for _ in range(800)]
+    taken: list[bool] = []
+    for start_at in range(0, len(authors), 100):
+        batch, soon = authors[start_at : start_at + 100], get_dht_time() + 90
+        taken += await attacker.node.protocol.call_store(
+            victim._p2p.peer_id, [block] * len(batch), [signed(a, key, bytes(4000), soon) for a in batch],
+            soon, subkeys=[author.peer for author in batch],
+        )  # fmt: skip
+    assert True in taken and False in taken
+    assert (await reader.get(key))[victim.peer] == b"true"
+    assert await victim.put(key, bytes(4000), 45), "its own record may grow, too"
+    assert (await reader.get(key))[victim.peer] == bytes(4000)
+
+
+async def test_a_clock_that_is_set_back_takes_no_record_with_it(start, monkeypatch) -> None:
+    """What was to expire by the clock before, nobody keeps by the clock after; and it hides nothing new."""
+    first = await start()
+    second = await start(first)
+    monkeypatch.setattr(dht_clock, "offset", 7200.0)
+    assert await second.put(KEY, b"before", 60)
+    monkeypatch.setattr(dht_clock, "offset", 0.0)
+    assert await second.put(KEY, b"after", 60)
+    assert await first.get(KEY) == await second.get(KEY) == {second.peer: b"after"}
 
 
 async def test_hiding_records_behind_a_cached_one(start, attack) -> None:
@@ -501,7 +599,7 @@ async def test_hiding_records_behind_a_cached_one(start, attack) -> None:
     await victim.put(KEY, b"true", 60)
     attacker = await attack(victim)
     attacker.node.protocol.storage.get = lambda key: None
-    late = get_dht_time() + MAX_TTL
+    late = get_dht_time() + TTL
     mine = attacker.signed(b"x", late)
     await attacker.store_at(victim, mine, late, attacker.identity.peer, in_cache=True)
     assert (await reader.get(KEY))[victim.peer] == b"true"

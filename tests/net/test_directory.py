@@ -10,6 +10,7 @@ from spheroid_node.errors import RunNotFound, SeveralRuns
 from spheroid_node.net import directory as directory_module
 from spheroid_node.net.directory import Directory, find_run
 from spheroid_node.net.identity import Identity, ephemeral_identity
+from spheroid_node.net.keys import Keys
 from spheroid_node.run import RunSpec
 from spheroid_node.wire.codes import Verdict
 from spheroid_node.wire.messages import MAX_UPDATES_BESIDE, MAX_UPDATES_NAMED, Manifest, UpdateOutcome
@@ -32,6 +33,7 @@ class FakeDht:
 
     def __init__(self, peer: str) -> None:
         self.peer = peer
+        self.keys = Keys()
         self.records: dict[str, dict[str, bytes]] = {}
 
     def time(self) -> float:
@@ -171,6 +173,7 @@ def _no_pause(monkeypatch) -> None:
 async def test_the_only_run_is_found(run, dht) -> None:
     assert await Directory(dht, run).publish_run()
     assert await find_run(dht) == run
+    assert dht.keys.kind_of(nodes_key(run.run_id, 2)) is not None
     assert await find_run(dht, run.run_id) == run
 
 

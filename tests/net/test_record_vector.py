@@ -9,12 +9,16 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from spheroid_node.net._hivemind import DHTID, DHTRecord
+from spheroid_node.net.keys import Keys
 from spheroid_node.net.validator import RecordValidator
+from spheroid_node.run import RunSpec
 from spheroid_node.wire.frames import unpack
 
-VECTOR = json.loads(
-    (Path(__file__).parents[2] / "protocols" / "vectors" / "record.json").read_text(encoding="utf-8")
-)
+VECTORS = Path(__file__).parents[2] / "protocols" / "vectors"
+VECTOR = json.loads((VECTORS / "record.json").read_text(encoding="utf-8"))
+RUN = json.loads((VECTORS / "run.json").read_text(encoding="utf-8"))
+KEYS = Keys()
+KEYS.know(RunSpec.unpack(bytes.fromhex(RUN["bytes"])))
 STORED = DHTRecord(
     key=bytes.fromhex(VECTOR["key_id"]),
     subkey=bytes.fromhex(VECTOR["subkey"]),
@@ -23,6 +27,7 @@ STORED = DHTRecord(
 )
 VALIDATOR = RecordValidator(
     Ed25519PrivateKey.from_private_bytes(bytes.fromhex(VECTOR["private_key"])),
+    KEYS,
     clock=lambda: VECTOR["expiration"] - 10,
 )
 

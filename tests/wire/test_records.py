@@ -130,9 +130,5 @@ def test_keys_are_different_and_stable() -> None:
     assert r.manifests_key("ab", "block-2") == "spheroid/1/ab/manifests/block-2"
 
 
-def test_no_record_outlives_the_longest_ttl() -> None:
-    assert r.NODE_TTL < r.RUN_TTL < r.LONGEST_MANIFEST_TTL < r.MAX_TTL
-
-
 def test_a_manifest_lives_for_as_many_rounds() -> None:
     assert [r.manifest_ttl(period) for period in (1.0, 60.0, 1e6)] == [300.0, 1920.0, 21_600.0]
