@@ -52,7 +52,7 @@ from spheroid_node.wire.messages import HopAddress
 
 LOOK_SECONDS = 1.5
 ASK_SECONDS = 10.0
-EVALUATION_SECONDS = 120.0
+EVALUATION_SECONDS = 900.0
 
 
 @dataclass

@@ -131,6 +131,7 @@ class Invariants:
         if (rule, node, where) not in self._broken:
             self._broken.add((rule, node, where))
             self.violations.append(Violation(rule, node, where, detail, round(time.time(), 1)))
+            print(f"broken: {rule}: {node} {where}: {detail}", flush=True)  # an hour's watch may be cut short
 
     # --- logs -------------------------------------------------------------------------------------
 
