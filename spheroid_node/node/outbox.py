@@ -49,6 +49,8 @@ class Outbox:
         """As it is in ``round``. Never raises: a full disk costs what would be lost with the process."""
         tensors = {"residual": kept.residual}
         metadata = {"run": self._run.run_id, "group": group, "round": str(round)}
+        if kept.refused:
+            metadata["refused"] = "yes"
         if kept.submission is not None and kept.sent is not None:
             tensors["sent"] = kept.sent
             tensors["payload"] = np.frombuffer(kept.submission.payload, dtype=np.uint8)
@@ -102,7 +104,8 @@ class Outbox:
             if vector is not None and (vector.shape != (elements,) or vector.dtype != np.float32):
                 raise ValueError("vectors of another shape")
         ledger = read_ledger(metadata, tensors, elements)
-        return int(metadata["round"]), Kept(residual, sent, submission, receipt, parts, ledger)
+        refused = "refused" in metadata
+        return int(metadata["round"]), Kept(residual, sent, submission, receipt, parts, ledger, refused)
 
     def _path(self, group: str) -> Path:
         return self._directory / f"{group}.safetensors"

@@ -21,8 +21,8 @@ from spheroid_node.rounds.ledger import (
     Settled,
     Shares,
     Submission,
-    nothing_held,
     recount,
+    refuse,
     settle,
     shares,
 )
@@ -32,8 +32,8 @@ from spheroid_node.wire.codes import Reason, Verdict
 from spheroid_node.wire.messages import Receipt, UpdateHeader
 from spheroid_node.wire.tensors import Vector, decode_vector, encode_vector, payload_digest
 
-SPOILT = frozenset({Reason.NOT_FINITE, Reason.NORM_TOO_LARGE, Reason.DUPLICATE, Reason.WORSE})
-"""Refusals after which an update is dropped: sent again it would be refused again, or count twice."""
+SPOILT = frozenset({Reason.NOT_FINITE, Reason.NORM_TOO_LARGE, Reason.WORSE})
+"""Refusals for what an update is: what it adds is dropped, as it would be refused again."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ class Kept:
     parts: Shares = field(default_factory=dict)
     """What the open update carries of those in :attr:`settled`."""
     settled: Ledger = ()
+    refused: bool = False
+    """Whether what is left over was in an update that was refused for what it is."""
 
 
 @dataclass(frozen=True)
@@ -70,11 +72,13 @@ class Contributor:
         self.residual = Residual(elements, decay)
         self._open: _Open | None = None
         self._settled: Ledger = ()
+        self._refused = False
+        """See :attr:`Kept.refused`."""
 
     def kept(self) -> Kept:
         """All that :meth:`resume` needs."""
         if self._open is None:
-            return Kept(self.residual.vector, settled=self._settled)
+            return Kept(self.residual.vector, settled=self._settled, refused=self._refused)
         opened = self._open
         return Kept(
             self.residual.vector,
@@ -83,12 +87,13 @@ class Contributor:
             opened.receipt,
             opened.parts,
             self._settled,
+            self._refused,
         )
 
     def resume(self, kept: Kept) -> None:
         """Go on from what another contributor of the same group had :meth:`kept`."""
         self.residual.vector = kept.residual
-        self._open, self._settled = None, kept.settled
+        self._open, self._settled, self._refused = None, kept.settled, kept.refused
         if kept.sent is not None and kept.submission is not None:
             self._open = _Open(kept.sent, kept.submission, kept.parts, kept.receipt)
 
@@ -159,13 +164,24 @@ class Contributor:
         header, receipt = opened.submission.header, opened.receipt
         contained = self._contains(line, header, receipt)
         if not contained and receipt and receipt.reason in SPOILT:
-            self.residual.clear()
-            self._settled = nothing_held(self._settled)
+            self._refuse(opened)
             return False
         delivered = decode_vector(opened.submission.payload, header.dtype)
         self.residual.settle(opened.sent, delivered, contained)
         self._settled = settle(self._settled, opened.submission, opened.parts, contained, self.residual.decay)
+        self._refused = False
         return contained
+
+    def _refuse(self, opened: _Open) -> None:
+        """Drop what the update added, and keep what it carried: that may have been accepted before.
+
+        One aggregator's word must not undo another's. But what was carried may itself be what spoils the
+        updates, and costs a round's learning each time: so it goes with the second refusal in a row.
+        """
+        kept = 0.0 if self._refused else self.residual.decay
+        self.residual.fade(kept)
+        self._settled = refuse(self._settled, opened.submission, opened.parts, kept)
+        self._refused = not self._refused
 
     def recount(self, line: Line) -> list[Settled]:
         """Correct what was decided about the last updates, should a version have changed.

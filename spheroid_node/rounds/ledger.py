@@ -3,7 +3,8 @@
 A worker decides by the manifests that it sees. A version may be announced after that, or lose to another, and
 by then later updates carry on what was not taken, and may be in versions themselves. So of every update is
 known how much of it is in each later one and in what the worker holds, and the ledger says what to add to
-that: an update that a version contains is in the world once, one that none contains goes on with its worker.
+that: an update that a version contains is in the world once, one that none contains goes on with its worker,
+and none is there more than once.
 """
 
 from __future__ import annotations
@@ -95,9 +96,10 @@ def settle(ledger: Ledger, submission: Submission, parts: Shares, contained: boo
     return (*older, newest)[-LENGTH:]
 
 
-def nothing_held(ledger: Ledger) -> Ledger:
-    """The worker has dropped all that it held."""
-    return tuple(replace(settled, held=0.0) for settled in ledger)
+def refuse(ledger: Ledger, submission: Submission, parts: Shares, kept: float) -> Ledger:
+    """Note a refusal: of what the worker held before the update it holds the share ``kept`` now."""
+    older = (replace(settled, held=kept * settled.held) for settled in ledger)
+    return (*older, Settled(submission, False, 0.0, parts))[-LENGTH:]
 
 
 def recount(ledger: Ledger, line: Line, decay: float) -> Recount:
@@ -120,8 +122,12 @@ def recount(ledger: Ledger, line: Line, decay: float) -> Recount:
 
 
 def _correction(update: Settled, contained: bool, later: Sequence[Settled], decay: float) -> float:
-    """How much of the update to add to what is held: it shall be there once in all, or decayed."""
+    """How much of the update to add to what is held: it shall be there once in all, or decayed.
+
+    A later update that was refused, and is in a version all the same, holds what the worker has kept too.
+    """
     inside = sum(other.parts.get(update.digest, 0.0) for other in later if other.contained)
+    elsewhere = update.held + inside
     if contained:
-        return -(update.held + inside)
-    return decay - (update.held + inside) if update.contained else 0.0
+        return -elsewhere
+    return (decay if update.contained else min(elsewhere, 1.0)) - elsewhere

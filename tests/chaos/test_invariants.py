@@ -104,6 +104,10 @@ class Play:
             )
         return submission
 
+    def forgets(self) -> None:
+        """All that its worker held, without a word."""
+        self.worker = Contributor(RUN, GROUP, SIZE)
+
     def saves(self, round: int) -> None:
         Outbox(RUN, self.folder / "worker-0" / "outbox").save(GROUP, self.worker.kept(), round)
         self.look()
@@ -233,7 +237,7 @@ def test_a_parameter_that_is_no_number(play: Play) -> None:
 def test_an_accepted_update_that_nobody_has(play: Play) -> None:
     play.hands_in(1)
     play.worker.settle({})
-    play.worker.residual.clear()
+    play.forgets()
     play.saves(2)
     play.follows("worker-0", 1, play.keeps("worker-0", 1, ZERO, 1.0))
     play.look()
@@ -261,7 +265,7 @@ def test_an_update_that_its_worker_says_is_too_old_is_not_lost(play: Play) -> No
     play.hands_in(1)
     play.says("worker-0", "outbox.too_old", group=GROUP, rounds=11)
     play.worker.settle({})
-    play.worker.residual.clear()
+    play.forgets()
     play.saves(20)
     play.follows("worker-0", 1, play.keeps("worker-0", 1, ZERO, 1.0))
     play.look()
@@ -273,13 +277,13 @@ def test_what_the_newest_version_seen_is_too_old_for_is_unknown(play: Play) -> N
     """A version may be made after the last look: that it was not seen says nothing of its updates."""
     play.hands_in(1)
     play.worker.settle({})
-    play.worker.residual.clear()
+    play.forgets()
     play.saves(2)
     first = play.keeps("worker-0", 1, ZERO, 1.0)
     play.look()
     play.hands_in(2)
     play.worker.settle({})
-    play.worker.residual.clear()
+    play.forgets()
     play.saves(3)
     play.follows("worker-0", 1, first)
     play.follows("worker-2", 2, bytes(31) + b"2")
@@ -356,7 +360,7 @@ def test_an_update_that_is_only_in_a_version_that_lost(play: Play) -> None:
     update = play.hands_in(1)
     play.keeps("worker-2", 1, ZERO, 3.0, update)
     assert play.worker.settle(line(play.manifest("worker-2", 1))) is True
-    play.worker.residual.clear()
+    play.forgets()
     play.saves(2)
     play.follows("worker-0", 1, play.keeps("worker-0", 1, ZERO, 1.0))
     play.look()

@@ -146,22 +146,63 @@ def test_what_was_in_a_version_that_lost_is_carried_on(
     assert contributor.left_over.tolist() == carried
 
 
-def test_an_update_that_was_dropped_is_not_counted_again(contributor: Contributor) -> None:
-    first = send(contributor)
-    contributor.settle({})  # carried on, and so in the next one, which is spoilt
-    submission = send(contributor, ZERO, round=8)
+def refused(contributor: Contributor, update: Any = UPDATE, round: int = 8) -> Submission:
+    submission = send(contributor, update, round)
     contributor.answered(receipt(submission, Verdict.REFUSED, Reason.WORSE))
     assert contributor.settle({}) is False
-    for update, found in ((submission, []), (first, [(first.header.digest, True)])):
-        assert recounted(contributor, line(manifest(update.header.digest))) == found
-        assert contributor.left_over.tolist() == [0.0, 0.0], "what was dropped with another is not taken back"
+    return submission
+
+
+def test_what_was_accepted_before_outlives_the_refusal_of_the_update_that_carries_it(
+    contributor: Contributor,
+) -> None:
+    contributor.answered(receipt(send(contributor), Verdict.ACCEPTED))
+    contributor.settle({})  # its aggregator died
+    assert contributor.left_over.tolist() == [0.5, -1.0]
+    refused(contributor, np.array([8.0, 8.0], np.float32))
+    assert contributor.left_over.tolist() == [0.25, -0.5], "without what the refused one added"
+    later = send(contributor, ZERO, round=9)
+    assert contributor.settle(line(manifest(later.header.digest))) is True
+    assert contributor.left_over.tolist() == [0.0, 0.0]
+
+
+def test_what_spoils_two_updates_in_a_row_is_dropped(contributor: Contributor) -> None:
+    send(contributor)
+    contributor.settle({})
+    refused(contributor, round=8)
+    again = Contributor(contributor._run, "block-0", 2, decay=0.5)
+    again.resume(contributor.kept())
+    refused(again, round=9)
+    assert again.left_over.tolist() == [0.0, 0.0]
+    send(again, round=10)
+    again.settle({})
+    refused(again, round=11)
+    assert again.left_over.tolist() == [0.25, -0.5], "what came after begins anew"
+
+
+def test_a_refusal_that_another_outcome_follows_counts_no_more(contributor: Contributor) -> None:
+    refused(contributor, round=7)
+    send(contributor, round=8)
+    contributor.settle({})
+    refused(contributor, round=9)
+    assert contributor.left_over.tolist() == [0.25, -0.5]
+
+
+def test_an_update_that_was_dropped_is_not_counted_again(contributor: Contributor) -> None:
+    first = send(contributor)
+    contributor.settle({})  # carried on, and so in the next ones, which are spoilt
+    refused(contributor, ZERO, round=8)
+    refused(contributor, ZERO, round=9)
+    late = line(manifest(first.header.digest))
+    assert recounted(contributor, late)[-1:] == [(first.header.digest, True)]
+    assert contributor.left_over.tolist() == [0.0, 0.0], "what was dropped with another is not taken back"
 
 
 def test_what_lost_before_another_was_dropped_is_carried_on(contributor: Contributor) -> None:
     first = send(contributor)
     contributor.settle(line(manifest(first.header.digest)))
-    contributor.answered(receipt(send(contributor, ZERO, round=8), Verdict.REFUSED, Reason.WORSE))
-    contributor.settle({})
+    refused(contributor, ZERO)
+    refused(contributor, ZERO, round=9)
     assert recounted(contributor, line(manifest(b"x" * 32))) == [(first.header.digest, False)]
     assert contributor.left_over.tolist() == [0.5, -1.0]
 
@@ -199,7 +240,8 @@ def test_an_update_still_open_at_the_next_round_was_not_taken(contributor: Contr
         (Reason.NO_ROOM, [0.5, -1.0]),
         (Reason.NOT_FINITE, [0.0, 0.0]),
         (Reason.NORM_TOO_LARGE, [0.0, 0.0]),
-        (Reason.DUPLICATE, [0.0, 0.0]),
+        (Reason.DUPLICATE, [0.5, -1.0]),
+        (Reason.WORSE, [0.0, 0.0]),
     ],
 )
 def test_a_refusal_that_would_come_again_drops_the_update(

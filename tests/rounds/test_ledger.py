@@ -13,8 +13,8 @@ from spheroid_node.rounds.collection import Base
 from spheroid_node.rounds.contribution import Contributor
 from spheroid_node.rounds.ledger import LENGTH, Submission
 from spheroid_node.run import ModelSpec, RoundSpec, RunSpec
-from spheroid_node.wire.codes import Verdict
-from spheroid_node.wire.messages import Manifest, UpdateOutcome
+from spheroid_node.wire.codes import Reason, Verdict
+from spheroid_node.wire.messages import Manifest, Receipt, UpdateOutcome
 from spheroid_node.wire.tensors import decode_vector
 
 ROUNDS = 12
@@ -40,13 +40,21 @@ class Play:
     """By version, the worker's update in it."""
     sent: dict[bytes, Submission] = field(default_factory=dict)
 
-    def hands_in(self, round: int) -> bytes:
+    def hands_in(self, round: int, refused: bool = False) -> bytes:
         learnt = np.zeros(ROUNDS, dtype=np.float32)
         learnt[round] = 1
         base = Base(round, bytes(32))
         submission = self.worker.prepare(round, base, learnt, 1, 1, bytes(16))
-        self.sent[submission.header.digest] = submission
-        return submission.header.digest
+        digest = submission.header.digest
+        self.sent[digest] = submission
+        if refused:
+            self.worker.answered(
+                Receipt(
+                    run="0" * 16, group="block-0", round=round, update=digest, verdict=Verdict.REFUSED,
+                    reason=Reason.WORSE,
+                )
+            )  # fmt: skip
+        return digest
 
     def looks(self) -> list[tuple[bytes, bool]]:
         """Returns what was recounted."""
@@ -107,6 +115,18 @@ def test_an_update_in_a_version_that_a_later_version_holds_by_another_as_well() 
     assert swarm.world[:4] == [1.0, 1.0, 1.0, 0.5]
 
 
+def test_an_update_carried_by_one_that_was_refused_and_is_in_a_version_all_the_same() -> None:
+    swarm = play(0.75)
+    swarm.hands_in(0)
+    swarm.looks()
+    b = swarm.hands_in(1, refused=True)
+    swarm.looks()
+    assert swarm.world[:2] == [0.5625, 0.0]
+    swarm.versions = {1: None, 2: b}
+    assert swarm.looks() == [(b, True)]
+    assert swarm.world[:2] == [1.0, 1.0], "three quarters in the version, and a quarter with the worker"
+
+
 @st.composite
 def histories(draw: st.DrawFn) -> list[tuple[list[bool], int]]:
     """Round by round: of the last updates, which are in the version made from their base now, and how
@@ -133,7 +153,7 @@ def test_no_update_is_lost_or_counted_twice(history: list[tuple[list[bool], int]
 
 @given(histories())
 def test_what_is_in_a_version_is_not_with_the_worker(history: list[tuple[list[bool], int]]) -> None:
-    """With decay, at every moment: once if a version has it, less if none has; never more than once."""
+    """With decay, at every moment: once if a version has it, no more than that if none has."""
     swarm = play(0.75)
     digests: list[bytes] = []
     for round, (flags, seen) in enumerate(history):
@@ -147,4 +167,24 @@ def test_what_is_in_a_version_is_not_with_the_worker(history: list[tuple[list[bo
         for number in remembered:
             contained = swarm.versions.get(number + 1) == digests[number]
             share = swarm.world[number]
-            assert share == pytest.approx(1.0, abs=1e-4) if contained else 0 < share < 1
+            assert share == pytest.approx(1.0, abs=1e-4) if contained else 0 < share < 1 + 1e-4
+
+
+@given(histories(), st.lists(st.booleans(), min_size=ROUNDS, max_size=ROUNDS))
+def test_a_refusal_takes_nothing_from_a_version_and_counts_nothing_twice(
+    history: list[tuple[list[bool], int]], refused: list[bool]
+) -> None:
+    """Even where what was refused is in a version all the same."""
+    swarm = play(0.75)
+    digests: list[bytes] = []
+    for round, (flags, seen) in enumerate(history):
+        digests.append(swarm.hands_in(round, refused[round]))
+        swarm.looks()
+        for age, flag in zip(range(LENGTH), flags, strict=True):
+            if age < seen and age <= round:
+                swarm.versions[round - age + 1] = digests[round - age] if flag else None
+        swarm.looks()
+        for number in range(max(0, round - LENGTH + 1), round + 1):
+            contained = swarm.versions.get(number + 1) == digests[number]
+            share = swarm.world[number]
+            assert share == pytest.approx(1.0, abs=1e-4) if contained else -1e-4 < share < 1 + 1e-4
