@@ -41,14 +41,16 @@ import numpy as np
 
 from spheroid_node.config import LOOPBACK
 from spheroid_node.errors import CheckpointInvalid, RunMismatch
+from spheroid_node.model.parameters import elements
 from spheroid_node.net.identity import ephemeral_identity
 from spheroid_node.net.links import Dialler, LinkFailed, Traffic
-from spheroid_node.node.outbox import read_ledger
+from spheroid_node.node.outbox import read_outbox
+from spheroid_node.rounds.ledger import held
 from spheroid_node.rounds.slots import Slots
 from spheroid_node.run import RunSpec
-from spheroid_node.training.checkpoint import read_tensors, read_version
+from spheroid_node.training.checkpoint import read_version
 from spheroid_node.wire.codes import Verdict, WireError
-from spheroid_node.wire.messages import HopAddress, Listing, Manifest, UpdateHeader, Want
+from spheroid_node.wire.messages import HopAddress, Listing, Manifest, Want
 from spheroid_node.wire.tensors import Vector, vector_digest
 
 FORK_ROUNDS = 3.0
@@ -212,7 +214,7 @@ class Invariants:
         self._look_for_forks(calm_since)
         for node in calm_since:
             self._look_at_versions(node)
-            for path in (self._folder / node / "outbox").glob("*.safetensors"):
+            for path in (self._folder / node / "outbox").glob("*/*.safetensors"):
                 self._look_at_outbox(node, path)
 
     def _changed(self, path: Path) -> bool:
@@ -267,29 +269,28 @@ class Invariants:
     def _look_at_outbox(self, node: str, path: Path) -> None:
         if not self._changed(path):
             return
-        group = path.stem
+        group = path.parent.name
+        size = elements(self._run, group)
         try:
-            metadata, tensors = read_tensors(path)
-            header = UpdateHeader.unpack(bytes.fromhex(metadata["header"])) if "header" in metadata else None
-            sent, residual = tensors.get("sent"), tensors["residual"]
-            before_it = [entry.delivered() for entry in read_ledger(metadata, tensors, len(residual))]
-        except (CheckpointInvalid, WireError, KeyError, ValueError):
+            round, kept = read_outbox(path.parent, self._run, group, size)
+        except CheckpointInvalid:
             return  # the node itself says so where that is more than a change under our eyes
         self.counts["outboxes read"] += 1
-        round = int(metadata["round"])
-        if not np.isfinite(residual).all():
-            self.broken("not-finite", node, f"residual of {group}", f"in round {round}")
-        digest = header.digest.hex() if header is not None else ""
+        found = None
+        if kept.submission is not None:
+            header, sent = kept.submission.header, kept.submission.delivered()
+            before_it = [entry.submission.delivered() for entry in kept.settled]
+            found = _Open(header.digest.hex(), header.round, sent, before_it)
+            if not np.isfinite(sent).all():
+                self.broken("not-finite", node, f"update of {group}", f"in round {header.round}")
+        digest, reached = (found.digest, found.round) if found is not None else ("", round)
         before = self._outboxes.get((node, group))
         if before is not None and before.digest != digest:
-            missed = self._missed(node, group, before.round, header.round if header else round)
+            missed = self._missed(node, group, before.round, reached)
             if not missed and (node, group) not in self._dropped:
-                self._carried[before.digest] = _share(residual, before) > CARRIED
+                self._carried[before.digest] = _share(held(kept.settled, size), before) > CARRIED
         if before is None or before.digest != digest:
             self._dropped.discard((node, group))
-        found = None
-        if header is not None and sent is not None:
-            found = _Open(digest, header.round, sent, before_it)
         self._outboxes[node, group] = found
 
     def _missed(self, node: str, group: str, after: int, before: int) -> bool:

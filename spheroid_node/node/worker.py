@@ -135,6 +135,7 @@ class Worker:
                 continue
             resumed, submissions[group] = round, submission
             log.info("round.handed_in_again", round=round, group=group)
+        await asyncio.to_thread(self._outbox.tidy, self._slots.round_at(self._now()))
         if submissions:
             await asyncio.gather(*map(self._sync.sync, submissions))
             await self._settle(resumed, submissions, await self._hand_in(resumed, submissions))

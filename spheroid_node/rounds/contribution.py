@@ -21,6 +21,7 @@ from spheroid_node.rounds.ledger import (
     Settled,
     Shares,
     Submission,
+    held,
     recount,
     refuse,
     settle,
@@ -30,7 +31,7 @@ from spheroid_node.rounds.residual import DECAY, Residual
 from spheroid_node.run import RunSpec
 from spheroid_node.wire.codes import Reason, Verdict
 from spheroid_node.wire.messages import Receipt, UpdateHeader
-from spheroid_node.wire.tensors import Vector, decode_vector, encode_vector, payload_digest
+from spheroid_node.wire.tensors import Vector, encode_vector, payload_digest
 
 SPOILT = frozenset({Reason.NOT_FINITE, Reason.NORM_TOO_LARGE, Reason.WORSE})
 """Refusals for what an update is: what it adds is dropped, as it would be refused again."""
@@ -38,12 +39,14 @@ SPOILT = frozenset({Reason.NOT_FINITE, Reason.NORM_TOO_LARGE, Reason.WORSE})
 
 @dataclass(frozen=True)
 class Kept:
-    """What a worker must remember of a group over its own end."""
+    """What a worker must remember of a group over its own end.
 
-    residual: Vector
-    sent: Vector | None = None
-    """The open update as it was before its compression; None, as the two below, where none is open."""
+    That is a few updates as they were sent. What it holds follows from them, but for what their compression
+    has rounded off: not worth writing every round what only a restart loses.
+    """
+
     submission: Submission | None = None
+    """The open update."""
     receipt: Receipt | None = None
     parts: Shares = field(default_factory=dict)
     """What the open update carries of those in :attr:`settled`."""
@@ -78,24 +81,17 @@ class Contributor:
     def kept(self) -> Kept:
         """All that :meth:`resume` needs."""
         if self._open is None:
-            return Kept(self.residual.vector, settled=self._settled, refused=self._refused)
+            return Kept(settled=self._settled, refused=self._refused)
         opened = self._open
-        return Kept(
-            self.residual.vector,
-            opened.sent,
-            opened.submission,
-            opened.receipt,
-            opened.parts,
-            self._settled,
-            self._refused,
-        )
+        return Kept(opened.submission, opened.receipt, opened.parts, self._settled, self._refused)
 
     def resume(self, kept: Kept) -> None:
         """Go on from what another contributor of the same group had :meth:`kept`."""
-        self.residual.vector = kept.residual
-        self._open, self._settled, self._refused = None, kept.settled, kept.refused
-        if kept.sent is not None and kept.submission is not None:
-            self._open = _Open(kept.sent, kept.submission, kept.parts, kept.receipt)
+        opened = None
+        if kept.submission is not None:
+            opened = _Open(kept.submission.delivered(), kept.submission, kept.parts, kept.receipt)
+        self.residual.vector = held(kept.settled, self._elements)
+        self._open, self._settled, self._refused = opened, kept.settled, kept.refused
 
     @property
     def left_over(self) -> Vector:
@@ -166,8 +162,7 @@ class Contributor:
         if not contained and receipt and receipt.reason in SPOILT:
             self._refuse(opened)
             return False
-        delivered = decode_vector(opened.submission.payload, header.dtype)
-        self.residual.settle(opened.sent, delivered, contained)
+        self.residual.settle(opened.sent, opened.submission.delivered(), contained)
         self._settled = settle(self._settled, opened.submission, opened.parts, contained, self.residual.decay)
         self._refused = False
         return contained
@@ -179,8 +174,8 @@ class Contributor:
         updates, and costs a round's learning each time: so it goes with the second refusal in a row.
         """
         kept = 0.0 if self._refused else self.residual.decay
-        self.residual.fade(kept)
         self._settled = refuse(self._settled, opened.submission, opened.parts, kept)
+        self.residual.vector = held(self._settled, self._elements)
         self._refused = not self._refused
 
     def recount(self, line: Line) -> list[Settled]:
@@ -192,7 +187,7 @@ class Contributor:
         self.settle(line)
         self._settled, changed, change = recount(self._settled, line, self.residual.decay)
         if change is not None:
-            self.residual.vector = self.residual.vector + change  # the old one may be on its way to disk
+            self.residual.vector = self.residual.vector + change  # the trainer may be loading the old one
         return changed
 
     @staticmethod

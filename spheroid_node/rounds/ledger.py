@@ -38,6 +38,10 @@ class Submission:
     header: UpdateHeader
     payload: bytes
 
+    def delivered(self) -> Vector:
+        """As the aggregator decodes it."""
+        return decode_vector(self.payload, self.header.dtype)
+
 
 @dataclass(frozen=True)
 class Settled:
@@ -53,10 +57,6 @@ class Settled:
     @property
     def digest(self) -> bytes:
         return self.submission.header.digest
-
-    def delivered(self) -> Vector:
-        """As the aggregator decodes it."""
-        return decode_vector(self.submission.payload, self.submission.header.dtype)
 
     def contained_in(self, line: Line) -> bool:
         """Whether the version made from its base contains it; as before where that was not seen."""
@@ -97,9 +97,29 @@ def settle(ledger: Ledger, submission: Submission, parts: Shares, contained: boo
 
 
 def refuse(ledger: Ledger, submission: Submission, parts: Shares, kept: float) -> Ledger:
-    """Note a refusal: of what the worker held before the update it holds the share ``kept`` now."""
+    """Note a refusal: of what the worker held before the update it holds the share ``kept`` now.
+
+    One more is remembered then, as the worker may still hold something of the oldest.
+    """
     older = (replace(settled, held=kept * settled.held) for settled in ledger)
-    return (*older, Settled(submission, False, 0.0, parts))[-LENGTH:]
+    return (*older, Settled(submission, False, 0.0, parts))[-LENGTH - 1 :]
+
+
+def held(ledger: Ledger, elements: int) -> Vector:
+    """What the worker holds, but for what compression has rounded off.
+
+    Newest first, as an update has its share of those before it. What is not finite is left out.
+    """
+    total = np.zeros(elements, dtype=np.float32)
+    lacking = [settled.held for settled in ledger]
+    with np.errstate(all="ignore"):
+        for place in reversed(range(len(ledger))):
+            if abs(lacking[place]) <= NOTHING:
+                continue
+            total += np.float32(lacking[place]) * ledger[place].submission.delivered()
+            for other, older in enumerate(ledger[:place]):
+                lacking[other] -= lacking[place] * ledger[place].parts.get(older.digest, 0.0)
+    return np.where(np.isfinite(total), total, np.float32(0)).astype(np.float32, copy=False)
 
 
 def recount(ledger: Ledger, line: Line, decay: float) -> Recount:
@@ -116,7 +136,7 @@ def recount(ledger: Ledger, line: Line, decay: float) -> Recount:
             for other, older in enumerate(entries[:place]):
                 carried = amount * before.parts.get(older.digest, 0.0)
                 entries[other] = replace(older, held=older.held + carried)
-            added = np.float32(amount) * before.delivered()
+            added = np.float32(amount) * before.submission.delivered()
             change = added if change is None else change + added
     return Recount(tuple(entries), changed, change)
 

@@ -29,7 +29,3 @@ class Residual:
         """
         left = sent - delivered if accepted else np.float32(self.decay) * sent
         self.vector = np.where(np.isfinite(left), left, np.float32(0)).astype(np.float32)
-
-    def fade(self, kept: float) -> None:
-        """Keep that share of what was left over before the last update, and nothing of what it added."""
-        self.vector = np.float32(kept) * self.vector

@@ -49,7 +49,7 @@ from spheroid_node.net.keys import Keys
 from spheroid_node.net.store import RecordStore
 from spheroid_node.net.validator import RecordValidator, harden
 from spheroid_node.node.history import History, Signed
-from spheroid_node.node.outbox import Outbox
+from spheroid_node.node.outbox import INDEX_FILE, Outbox
 from spheroid_node.node.sync import Synchroniser
 from spheroid_node.node.versions import Held, VersionStore
 from spheroid_node.rounds.aggregation import payload_facts
@@ -510,11 +510,11 @@ def _folder() -> Path:
 def stored(source: Source) -> None:
     """Versions, outboxes and manifests that a disk has spoilt, or that something else has written there."""
     path = _folder() / f"{GROUP}.safetensors"
-    which = source.below(2)
     if source.below(2):
-        path.write_bytes(source.mutated(_files()[which]))
+        path.write_bytes(source.mutated(_version()))
     else:
-        metadata, held = _contents()[which]
+        _version()
+        metadata, held = read_tensors(_folder() / "valid.safetensors")
         with suppress(ValueError, TypeError):  # nothing that safetensors could write
             write_tensors(path, _other_tensors(source, held), _texts(source.altered(dict(metadata))))
     with suppress(CheckpointInvalid, RunMismatch):
@@ -522,8 +522,10 @@ def stored(source: Source) -> None:
         assert read.payload.shape == (ELEMENTS,) and read.payload.dtype == np.float32
         with suppress(WireError, ValueError):
             Held.of(GROUP, read.version, read.payload, read.manifest)
-    again = Contributor(RUN, GROUP, ELEMENTS)
-    Outbox(RUN, _folder()).restore(GROUP, again, 8)
+    _spoil_outbox(source)
+    outbox, again = Outbox(RUN, _folder() / "outbox"), Contributor(RUN, GROUP, ELEMENTS)
+    outbox.restore(GROUP, again, 8)
+    outbox.tidy(8)
     assert again.residual.vector.shape == (ELEMENTS,)
     again.settle({})
     remembered = _folder() / "manifests"
@@ -560,39 +562,49 @@ def _other_tensors(source: Source, tensors: dict[str, Any]) -> dict[str, Any]:
     return changed
 
 
+def _spoil_outbox(source: Source) -> None:
+    """One of its files is mutated, or its index says something else."""
+    folder = _folder() / "outbox" / GROUP
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, data in _outbox().items():
+        (folder / name).write_bytes(data)
+    name = source.pick(sorted(_outbox()))
+    if source.below(2):
+        (folder / name).write_bytes(source.mutated(_outbox()[name]))
+        return
+    metadata, _ = read_tensors(folder / INDEX_FILE)
+    index = source.altered(json.loads(metadata["index"]))
+    with suppress(ValueError, TypeError):  # nothing that JSON could hold
+        write_tensors(folder / INDEX_FILE, {}, {"index": json.dumps(index, default=repr)})
+
+
 @cache
-def _files() -> list[bytes]:
-    """A version and an outbox."""
+def _version() -> bytes:
     path = _folder() / "valid.safetensors"
     write_version(path, RUN, GROUP, 1, VECTOR, manifest(digest=vector_digest(VECTOR)).seal(ALICE))
-    version = path.read_bytes()
+    return path.read_bytes()
+
+
+@cache
+def _outbox() -> dict[str, bytes]:
+    """The files of one, by name."""
     contributor = Contributor(RUN, GROUP, ELEMENTS)
     for round in (6, 7):
         contributor.prepare(round, Base.initial(VECTOR), VECTOR, 5, 80, bytes(16))
-    Outbox(RUN, _folder()).save(GROUP, contributor.kept(), 7)
-    return [version, (_folder() / f"{GROUP}.safetensors").read_bytes()]
-
-
-@cache
-def _contents() -> list[tuple[dict[str, str], dict[str, Any]]]:
-    found = []
-    for data in _files():
-        path = _folder() / "read.safetensors"
-        path.write_bytes(data)
-        found.append(read_tensors(path))
-    return found
+    Outbox(RUN, _folder() / "valid-outbox").save(GROUP, contributor.kept(), 7)
+    return {path.name: path.read_bytes() for path in (_folder() / "valid-outbox" / GROUP).iterdir()}
 
 
 def headers(source: Source) -> None:
     """safetensors files whose header is JSON of anything."""
-    (length,) = struct.unpack("<Q", _files()[0][:8])
-    fields = source.altered(json.loads(_files()[0][8 : 8 + length]))
+    (length,) = struct.unpack("<Q", _version()[:8])
+    fields = source.altered(json.loads(_version()[8 : 8 + length]))
     for entry in [value for value in fields.values() if isinstance(value, dict) and "dtype" in value]:
         if not source.below(4):
             entry["dtype"] = source.pick(("F64", "BF16", "F8_E4M3", "I8", "BOOL", "U64", "F16", "x"))
     text = json.dumps(fields, default=repr).encode()
     path = _folder() / "header.safetensors"
-    path.write_bytes(struct.pack("<Q", len(text)) + text + _files()[0][8 + length :])
+    path.write_bytes(struct.pack("<Q", len(text)) + text + _version()[8 + length :])
     with suppress(CheckpointInvalid, RunMismatch):
         read_version(path, RUN, GROUP)
 

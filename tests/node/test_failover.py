@@ -18,12 +18,10 @@ from spheroid_node.node.worker import Worker
 from spheroid_node.rounds.collection import Base
 from spheroid_node.rounds.contribution import Contributor
 from spheroid_node.rounds.election import ranking
-from spheroid_node.rounds.ledger import Submission
 from spheroid_node.rounds.residual import DECAY
 from spheroid_node.run import RunSpec
 from spheroid_node.wire.codes import Verdict
 from spheroid_node.wire.messages import HopAddress
-from spheroid_node.wire.tensors import Vector, decode_vector
 
 from .conftest import Peer, World
 from .test_round import peers, ranked, submission, until
@@ -120,7 +118,7 @@ async def test_of_an_aggregator_cut_off_from_some_and_its_successor_all_follow_t
         contributor = Contributor(world.run, GROUP, len(third.store.newest(GROUP).vector))
         taker, lost = await accepted(third, 4.0, world)
         assert taker == second.id
-        contributor.resume(replace(contributor.kept(), submission=lost, sent=_sent(lost)))
+        contributor.resume(replace(contributor.kept(), submission=lost))
         world.clock.now = 80.0  # τ: each of the two makes a version of what it has
         await until(lambda: {GROUP} <= world.manifests.keys() and len(world.manifests[GROUP]) == 2)
         mend(third)
@@ -131,7 +129,7 @@ async def test_of_an_aggregator_cut_off_from_some_and_its_successor_all_follow_t
         assert len({version.digest for version in held}) == 1
         # What the other version held is no part of it: it stays with its worker, and comes once.
         assert contributor.settle(third.store.line(GROUP)) is False
-        assert np.allclose(contributor.residual.vector, DECAY * _sent(lost), atol=1e-3)
+        assert np.allclose(contributor.residual.vector, DECAY * lost.delivered(), atol=1e-3)
 
 
 async def test_a_cut_off_aggregator_steps_back_when_it_returns(world: World, tmp_path: Path) -> None:
@@ -172,10 +170,6 @@ async def test_a_version_that_was_written_and_not_announced_is_announced_after_a
         again.cancel()
         await second.sync.sync(GROUP)
         assert second.store.newest(GROUP).digest == first.store.newest(GROUP).digest
-
-
-def _sent(update: Submission) -> Vector:
-    return decode_vector(update.payload, update.header.dtype)
 
 
 async def test_a_worker_puts_right_what_it_made_of_an_update_whose_version_came_late(

@@ -188,3 +188,6 @@ def test_a_refusal_takes_nothing_from_a_version_and_counts_nothing_twice(
             contained = swarm.versions.get(number + 1) == digests[number]
             share = swarm.world[number]
             assert share == pytest.approx(1.0, abs=1e-4) if contained else -1e-4 < share < 1 + 1e-4
+        again = play(0.75).worker
+        again.resume(swarm.worker.kept())
+        assert again.left_over == pytest.approx(swarm.worker.left_over, abs=1e-4), "after a restart too"
