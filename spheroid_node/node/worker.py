@@ -228,7 +228,8 @@ class Worker:
         submissions = await self._take(round, held)
         took = time.monotonic() - began
         deliveries = await self._hand_in(round, submissions)
-        if sent := [delivery.seconds for delivery in deliveries.values() if delivery is not None]:
+        sent = [delivery.seconds for delivery in deliveries.values() if delivery is not None]
+        if len(sent) == len(deliveries):  # else _deliver has said how long it took in vain
             self._pace.uploaded(took + max(sent))
         self._note_lateness(deliveries)
         await self._settle(round, submissions, deliveries)
@@ -306,13 +307,25 @@ class Worker:
     async def _deliver(
         self, round: int, submission: Submission, lost: Container[str] = ()
     ) -> Delivery | None:
-        """To the first in the ranking that answers and is not ``lost``."""
+        """To the first in the ranking that answers and is not ``lost``; None, and said so, if nobody does."""
         nodes = await self._sync.nodes()
         group = submission.header.group
         eligible = {peer for peer, record in nodes.items() if owns(record, group)}
         eligible.add(self._client.identity.peer)
         ranked = [peer for peer in candidates(self._run, group, round, eligible) if peer not in lost]
-        return await self._submitter.deliver(submission, ranked, nodes)
+        began = time.monotonic()
+        delivery = await self._submitter.deliver(submission, ranked, nodes)
+        if delivery is None:
+            seconds = time.monotonic() - began
+            self._pace.not_delivered(seconds, self._slots)
+            log.warning(
+                "round.not_delivered",
+                round=round,
+                group=group,
+                seconds=round_up(seconds),
+                remedy="look at this machine's network; what was learnt goes with the next update",
+            )
+        return delivery
 
     # --- after it ---------------------------------------------------------------------------------
 
@@ -365,15 +378,21 @@ class Worker:
     def _note_lateness(self, deliveries: dict[str, Delivery | None]) -> None:
         verdicts = [delivery.receipt.verdict for delivery in deliveries.values() if delivery is not None]
         self._missed = self._missed + 1 if Verdict.LATE in verdicts else 0
-        self._report.note = f"late in {self._missed} rounds in a row" if self._missed > 1 else ""
+        self._report.note = self._lateness()
+
+    def _lateness(self) -> str:
+        """For the owner; empty while this machine makes its rounds."""
+        if not self._pace.can_keep_up(self._slots):
+            needed, available = self._pace.needed(), self._slots.period - self._slots.settle
+            return f"too slow: needs {needed:.0f} s, a round leaves {available:.0f} s"
+        return f"late in {self._missed} rounds in a row" if self._missed > 1 else ""
 
     def _warn_too_slow(self) -> None:
-        available = self._slots.period - self._slots.settle
-        self._report.note = f"too slow: needs {self._pace.needed():.0f} s, a round leaves {available:.0f} s"
+        self._report.note = self._lateness()
         log.warning(
             "round.too_slow",
             needed_seconds=round_up(self._pace.needed()),
-            available_seconds=available,
+            available_seconds=self._slots.period - self._slots.settle,
             remedy="a faster device, more --threads, a faster link, or a run with a longer period",
         )
 
@@ -400,7 +419,7 @@ class Worker:
             log.error("trainer.not_restarted", cause=str(error))
             await asyncio.sleep(PAUSE_SECONDS)
         else:
-            self._report.note = ""
+            self._report.note = self._lateness()
 
     def _now(self) -> float:
         return self._client.dht.time()

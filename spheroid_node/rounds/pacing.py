@@ -34,6 +34,13 @@ class Pace:
         """Time that all updates of one round took from the end of training to the last receipt."""
         self.upload_seconds = _smooth(self.upload_seconds, seconds)
 
+    def not_delivered(self, seconds: float, slots: Slots) -> None:
+        """Time after which nobody had taken an update: an upload takes that at least.
+
+        No more than a round, since what is longer says only that nobody could be reached.
+        """
+        self.upload_seconds = max(self.upload_seconds, min(seconds, slots.period))
+
     def stepped(self, seconds: float) -> None:
         """Measured time of one step."""
         self.step_seconds = _smooth(self.step_seconds, seconds) if self.step_seconds else seconds

@@ -16,12 +16,14 @@ from spheroid_node.errors import DataMissing, TrainerFailed
 from spheroid_node.model.parameters import elements
 from spheroid_node.node.outbox import Outbox
 from spheroid_node.node.report import Report
+from spheroid_node.node.submitting import Delivery
 from spheroid_node.node.worker import Worker
+from spheroid_node.rounds.collection import Base
 from spheroid_node.rounds.slots import Slots
 from spheroid_node.run import RunSpec
 from spheroid_node.training.trainer_protocol import Evaluate, Load, Save, Take, Train
 from spheroid_node.wire.codes import Verdict
-from spheroid_node.wire.messages import Manifest, Message
+from spheroid_node.wire.messages import Manifest, Message, Receipt
 
 from .conftest import Peer, World
 
@@ -45,6 +47,7 @@ class EagerTrainer:
         self.errors: dict[type[Message] | str, list[Exception]] = {}
         """What the next requests of a kind, and the next starts, raise."""
         self.spoilt_rounds: set[int] = set()
+        self.step_seconds = 0.001
         self.starts = 0
         self.is_running = True
         self.loaded: list[tuple[str, int]] = []
@@ -68,7 +71,7 @@ class EagerTrainer:
             return {"ce": [2.5]}
         if isinstance(request, Train):
             return {
-                "steps": 4, "tokens": 32, "seconds": 0.01, "loss": 2.0, "step_seconds": 0.001,
+                "steps": 4, "tokens": 32, "seconds": 0.01, "loss": 2.0, "step_seconds": self.step_seconds,
                 "upstream_seconds": 0.0,
             }  # fmt: skip
         if isinstance(request, Take):
@@ -215,3 +218,61 @@ async def test_moments_that_cannot_be_saved_cost_nothing_now(quick: World, tmp_p
     assert [event["event"] for event in logs].count("trainer.not_saved") == 1, "told once"
     rounds = [manifest.round for _, manifest in seen]
     assert rounds == list(range(rounds[0], rounds[0] + len(rounds)))
+
+
+async def test_a_machine_that_cannot_keep_up_is_told_so_until_it_can(quick: World, tmp_path: Path) -> None:
+    with capture_logs() as logs:
+        _, report, _ = await worked(quick, tmp_path, set(), 2, step_seconds=5.0)
+    told = [entry for entry in logs if entry["event"] == "round.too_slow"]
+    assert told and told[-1]["needed_seconds"] > 5 and "longer period" in told[-1]["remedy"]
+    assert told[-1]["available_seconds"] == pytest.approx(PERIOD - SETTLE)
+    assert report.note.startswith("too slow: needs"), "also after an update that was accepted"
+
+
+@pytest.fixture
+def idle(world: World, tmp_path: Path) -> Worker:
+    """A worker whose rounds a test plays itself; nobody takes its updates."""
+    peer = Peer(world, 0, tmp_path)
+
+    class Nobody:
+        async def deliver(self, *_: Any) -> None:
+            await asyncio.sleep(0.05)
+
+    trainer, nobody = cast(Any, EagerTrainer(world.run, peer.groups)), cast(Any, Nobody())
+    outbox = Outbox(world.run, tmp_path / "outbox")
+    return Worker(peer.client, 0, peer.store, peer.sync, nobody, trainer, Report(0, "cpu"), outbox)
+
+
+def late(run: RunSpec) -> dict[str, Delivery | None]:
+    receipt = Receipt(run=run.run_id, group="block-0", round=0, update=bytes(32), verdict=Verdict.LATE)
+    return {"block-0": Delivery("somebody", receipt, None, 0.1)}
+
+
+def test_a_note_of_slowness_stands_before_one_of_lateness(idle: Worker, world: World) -> None:
+    idle._note_lateness(late(world.run))
+    assert idle._report.note == ""
+    idle._note_lateness(late(world.run))
+    assert idle._report.note == "late in 2 rounds in a row"
+    idle._pace.upload_seconds = 60.0
+    idle._note_lateness(late(world.run))
+    assert idle._report.note == "too slow: needs 120 s, a round leaves 80 s"
+    idle._note_lateness({"block-0": None})
+    assert idle._report.note.startswith("too slow")
+    idle._pace.upload_seconds = 1.0
+    idle._note_lateness({"block-0": None})
+    assert idle._report.note == ""
+
+
+async def test_an_update_that_nobody_takes_is_told_and_counts_as_a_slow_upload(
+    idle: Worker, world: World
+) -> None:
+    idle._pace.upload_seconds = 0.0
+    base = Base(0, idle._store.newest("block-0").digest)
+    update = np.ones(elements(world.run, "block-0"), np.float32)
+    submission = idle._contributors["block-0"].prepare(0, base, update, 1, 16, bytes(16))
+    with capture_logs() as logs:
+        assert await idle._hand_in(0, {"block-0": submission}) == {"block-0": None}
+    told = [entry for entry in logs if entry["event"] == "round.not_delivered"]
+    assert [(entry["round"], entry["group"]) for entry in told] == [(0, "block-0")]
+    assert told[0]["seconds"] > 0 and "network" in told[0]["remedy"]
+    assert idle._pace.upload_seconds >= 0.04

@@ -46,6 +46,16 @@ def test_one_long_upload_does_not_keep_a_machine_out_for_ever() -> None:
     assert pace.stop_at(SLOTS, 0) > SLOTS.start(0)
 
 
+def test_an_update_that_nobody_took_counts_as_long_as_it_was_tried() -> None:
+    pace = Pace(upload_seconds=1.0, step_seconds=0.1)
+    pace.not_delivered(40.0, SLOTS)
+    assert pace.upload_seconds == 40.0 and not pace.can_keep_up(SLOTS)
+    pace.not_delivered(2.0, SLOTS)
+    assert pace.upload_seconds == 40.0, "at least"
+    pace.not_delivered(900.0, SLOTS)
+    assert pace.upload_seconds == SLOTS.period
+
+
 def test_the_first_measured_step_replaces_the_guess() -> None:
     pace = Pace()
     pace.stepped(0.4)
