@@ -50,6 +50,8 @@ FINISH_SECONDS = 3.0
 LEAVE_SECONDS = 6.0
 """After that, for leaving; what has not ended by then is dropped."""
 GOODBYE_SECONDS = 2.0
+END_SECONDS = 9.5
+"""After the first Ctrl-C, whatever is still to be done: users are told that it takes ten seconds."""
 POLL_SECONDS = 1.0
 DISK_SECONDS = 10.0
 """Between tries to write what a full disk did not take."""
@@ -65,7 +67,7 @@ async def run_node(config: NodeConfig, block: int | None) -> None:
     """
     raise_file_limit(2 * MAX_CONNECTIONS)
     torch.set_num_threads(1)  # for serving; the trainer has a process and threads of its own
-    async with Stopping() as stopping:
+    async with Stopping(END_SECONDS) as stopping:
         with StateDirectory(config.state_dir) as state:
             await _live(config, block, state, stopping)
     log.info("node.stopped")

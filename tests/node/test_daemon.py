@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -201,3 +204,54 @@ def test_the_record_names_what_is_held(world: World, tmp_path: Path) -> None:
 @pytest.mark.parametrize("block", [0, 1])
 def test_a_worker_trains_its_block_and_the_interface(run: RunSpec, block: int) -> None:
     assert run.worker_groups(block) == (f"block-{block}", "interface")
+
+
+HANGING = """
+import asyncio, sys, time
+from pathlib import Path
+from spheroid_node.config import NodeConfig
+from spheroid_node.node import daemon
+from spheroid_node.node.threads import to_its_end
+
+async def live(config, block, state, stopping):
+    stopping.started()
+    print("ready", flush=True)
+    await stopping.wait()
+    hanging = asyncio.ensure_future(to_its_end(time.sleep, 600))
+    await asyncio.sleep(0.1)
+    print("leaving", flush=True)
+    if sys.argv[2] == "a part":
+        await hanging
+
+daemon._live = live
+daemon.END_SECONDS = float(sys.argv[3])
+asyncio.run(daemon.run_node(NodeConfig(state_dir=Path(sys.argv[1])), 0))
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "seconds", "signals", "code"),
+    [
+        ("a part", 0.5, ["ready"], 0),
+        ("a thread", 0.5, ["ready"], 0),
+        ("a part", 600, ["ready", "leaving"], 128 + signal.SIGINT),
+    ],
+)
+def test_what_hangs_while_a_node_leaves_does_not_keep_it(
+    tmp_path: Path, what: str, seconds: float, signals: list[str], code: int
+) -> None:
+    command = [sys.executable, "-c", HANGING, str(tmp_path), what, str(seconds)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            for word in signals:
+                while process.stdout.readline().strip() != word:
+                    assert process.poll() is None
+                process.send_signal(signal.SIGINT)
+            said = process.communicate(timeout=120)[0]
+        finally:
+            process.kill()
+    assert process.returncode == code
+    assert ("node.left_unfinished" in said) is (code == 0)
+    with StateDirectory(tmp_path):
+        pass  # nobody holds it any more
