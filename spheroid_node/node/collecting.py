@@ -15,10 +15,11 @@ from typing import IO
 import structlog
 
 from spheroid_node.model.parameters import elements
-from spheroid_node.net.links import Link, LinkClosed
+from spheroid_node.net.links import Link
 from spheroid_node.node.access import Client
 from spheroid_node.node.clock import LONGEST_NAP, sleep_until
 from spheroid_node.node.holdings import owns
+from spheroid_node.node.listeners import Listeners
 from spheroid_node.node.screening import Screening
 from spheroid_node.node.sync import Synchroniser
 from spheroid_node.node.threads import to_its_end
@@ -31,7 +32,6 @@ from spheroid_node.rounds.slots import Slots
 from spheroid_node.wire.codes import ErrorCode, Verdict, WireError
 from spheroid_node.wire.messages import (
     Chunk,
-    ManifestMessage,
     Proceed,
     Receipt,
     ReceiptMessage,
@@ -45,6 +45,8 @@ log = structlog.get_logger()
 CHUNK_SECONDS = 30.0
 MAX_INCOMING = 2
 """Updates that one peer may be sending at once for one group."""
+MAX_UPDATES_IN_A_ROUND = 16
+"""Of one connection; a worker opens one for each group, and sends one update on it."""
 IN_MEMORY_BYTES = CHUNK_BYTES
 """An update up to this size is spooled in memory, a larger one on disk: many may come at the same time."""
 
@@ -71,7 +73,7 @@ class Collector:
         self._desk = Desk(client.run)
         self._turns = {group: asyncio.Lock() for group in groups}
         self._changed = {group: asyncio.Event() for group in groups}
-        self._waiting: dict[str, list[Link]] = {group: [] for group in groups}
+        self._listeners = Listeners(groups)
         self._on_their_way: Counter[tuple[str, str]] = Counter()
         self._handed_over: set[str] = set()
         """Groups whose updates go to the next in rank, as this node leaves."""
@@ -82,14 +84,19 @@ class Collector:
 
     async def handle(self, link: Link) -> None:
         """One connection of a worker: any number of updates, each answered by a receipt."""
-        while True:
-            try:
+        round, sent = -1, 0
+        try:
+            while True:
                 message = await link.receive(timeout=3 * self._slots.period)
-            except LinkClosed:
-                return
-            if not isinstance(message, Update):
-                raise WireError(ErrorCode.UNEXPECTED, "an update was expected")
-            await self._receive(link, message.header)
+                if not isinstance(message, Update):
+                    raise WireError(ErrorCode.UNEXPECTED, "an update was expected")
+                now = self._round_now()
+                round, sent = now, sent + 1 if now == round else 1
+                if sent > MAX_UPDATES_IN_A_ROUND:
+                    raise WireError(ErrorCode.BUSY, f"{MAX_UPDATES_IN_A_ROUND} updates a round are the limit")
+                await self._receive(link, message.header)
+        finally:
+            self._listeners.remove(link)
 
     async def submit(self, envelope: bytes, payload: bytes) -> Receipt:
         """This node's own update, when it is its own aggregator."""
@@ -115,9 +122,9 @@ class Collector:
                     with self._room():
                         await asyncio.to_thread(take, meter, spool, chunk.data)
                 answer = await self._deliver(offer, meter.facts(), partial(chunks_of, spool))
-        # Whoever has handed in an update waits on this link for the version it becomes part of.
-        if offer.header.group in self._waiting:
-            self._waiting[offer.header.group].append(link)
+        # Whoever has an update here waits on this link for the version; who has none finds it in the DHT.
+        if answer.verdict is not Verdict.REFUSED:
+            self._listeners.add(offer.header.group, link)
         receipt = offer.receipt(answer).seal(self._client.identity.key)
         await link.send(ReceiptMessage(receipt=receipt))
 
@@ -208,9 +215,12 @@ class Collector:
     async def run(self) -> None:
         """Open every group's rounds in turn and close each at τ, or when all were heard. For ever."""
         await self._announce_again()
-        async with asyncio.TaskGroup() as tasks:
-            for group in self._groups:
-                tasks.create_task(self._run_group(group), name=f"collect {group}")
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for group in self._groups:
+                    tasks.create_task(self._run_group(group), name=f"collect {group}")
+        finally:
+            await self._listeners.stop()
 
     async def _announce_again(self) -> None:
         """A version that this node wrote may never have been announced, should it have died in between."""
@@ -222,6 +232,7 @@ class Collector:
     async def leave(self, patience: float) -> None:
         """Finish the rounds whose deadline is at most ``patience`` seconds away; hand the others over."""
         await asyncio.gather(*(self._leave_group(group, patience) for group in self._groups))
+        await self._listeners.finish()
 
     async def _leave_group(self, group: str, patience: float) -> None:
         aggregator, clock = self._desk.aggregator(group), self._client.dht.time
@@ -234,8 +245,7 @@ class Collector:
         else:
             self._handed_over.add(group)
             aggregator.collection.close()
-            leaving = WireError(ErrorCode.LEAVING)
-            await asyncio.gather(*(link.fail(leaving) for link in self._waiting[group]))
+            await self._listeners.turn_away(group, WireError(ErrorCode.LEAVING))
 
     async def _run_group(self, group: str) -> None:
         while True:
@@ -259,7 +269,7 @@ class Collector:
         """Make room for updates of ``round``, unless it is still far or the one before collects."""
         async with self._turns[group]:
             current = self._desk.aggregator(group)
-            now_round = self._slots.round_at(self._client.dht.time())
+            now_round = self._round_now()
             round = min(round, now_round + 1)
             if current is not None and current.collection.round > now_round + 1:
                 current.collection.close()  # opened when our clock was ahead
@@ -279,8 +289,11 @@ class Collector:
             live = await self._live(group)
             size = elements(self._client.run, group)
             self._desk.open(Aggregator(self._client.run, group, round, held.base, size, live, self._spooled))
-            self._waiting[group] = []
+            self._listeners.forget(group)
             self._changed[group].set()
+
+    def _round_now(self) -> int:
+        return self._slots.round_at(self._client.dht.time())
 
     async def _live(self, group: str, fresh: bool = False) -> set[str]:
         """Peers that own a replica of ``group`` now, this one included."""
@@ -309,11 +322,8 @@ class Collector:
             return
         self.led += 1
         self._log_led(held)
-        announcement = asyncio.create_task(self._client.directory.publish_manifest(group, sealed))
-        for link in self._waiting[group]:
-            with contextlib.suppress(WireError, OSError):
-                await link.send(ManifestMessage(manifest=sealed))
-        await announcement
+        self._listeners.tell(group, sealed)
+        await self._client.directory.publish_manifest(group, sealed)
 
     def _log_led(self, held: Held) -> None:
         manifest = held.manifest

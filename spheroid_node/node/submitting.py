@@ -15,7 +15,7 @@ from spheroid_node.node.access import Client
 from spheroid_node.node.collecting import Collector
 from spheroid_node.node.sync import Synchroniser
 from spheroid_node.rounds.ledger import Submission
-from spheroid_node.wire.codes import REASONS, ErrorCode, WireError
+from spheroid_node.wire.codes import REASONS, ErrorCode, Verdict, WireError
 from spheroid_node.wire.messages import (
     Chunk,
     HopAddress,
@@ -80,9 +80,12 @@ class Submitter:
     async def await_manifest(self, delivery: Delivery, seconds: float) -> bool:
         """Follow the manifest that the aggregator sends on the update's own connection, and hang up.
 
-        False if the aggregator is gone: it may never send one.
+        False if the aggregator is gone: it may never send one. It sends none to who has no update there.
         """
         if delivery.link is None:
+            return True
+        if delivery.receipt.verdict is Verdict.REFUSED:
+            await delivery.link.close()
             return True
         try:
             message = await delivery.link.receive(timeout=max(0.0, seconds))
