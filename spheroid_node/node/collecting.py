@@ -74,6 +74,7 @@ class Collector:
         self._turns = {group: asyncio.Lock() for group in groups}
         self._changed = {group: asyncio.Event() for group in groups}
         self._listeners = Listeners(groups)
+        self._trying = asyncio.Lock()
         self._on_their_way: Counter[tuple[str, str]] = Counter()
         self._handed_over: set[str] = set()
         """Groups whose updates go to the next in rank, as this node leaves."""
@@ -204,11 +205,12 @@ class Collector:
         aggregator = self._desk.aggregator(offer.header.group)
         assert aggregator is not None
         collection = aggregator.collection
-        if not collection.is_worth_trying(offer.author, facts, self._client.dht.time()):
-            return facts
-        payload = await asyncio.to_thread(b"".join, read())
-        scale = collection.scale_of(facts.norm)
-        return replace(facts, worse_by=await self._screening.worse_by(offer.header, payload, scale))
+        async with self._trying:  # one whole update in memory, however many wait on disk for the trainer
+            if not collection.is_worth_trying(offer.author, facts, self._client.dht.time()):
+                return facts
+            payload = await asyncio.to_thread(b"".join, read())
+            scale = collection.scale_of(facts.norm)
+            return replace(facts, worse_by=await self._screening.worse_by(offer.header, payload, scale))
 
     # --- the round --------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from spheroid_node.wire.messages import (
     Receipt,
     ReceiptMessage,
     Update,
+    UpdateHeader,
 )
 
 from .conftest import Peer, World
@@ -116,3 +118,35 @@ async def test_who_was_refused_looks_for_the_version_in_the_dht(world: World, tm
         assert refused is not None and refused.receipt.verdict is Verdict.REFUSED
         async with asyncio.timeout(10):
             assert await stranger.submitter.await_manifest(refused, 600.0)
+
+
+async def test_one_update_is_in_memory_at_a_time_while_others_come_in(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = world.run.round.model_copy(update={"screen": 0.5, "compression": "float32"})
+    world.run = world.run.model_copy(update={"round": rules})
+    async with peers(world, tmp_path, (0, 0, 0, 0)) as (leader, *authors):
+        taken, tried_at_once = [], []
+        take = collecting.take
+
+        def counted(*arguments: Any) -> None:
+            take(*arguments)
+            taken.append(arguments)
+
+        class Slow:
+            trying = 0
+
+            async def worse_by(self, header: UpdateHeader, payload: bytes, scale: float) -> float | None:
+                self.trying += 1
+                tried_at_once.append(self.trying)
+                await until(lambda: len(taken) == len(authors))
+                await asyncio.sleep(0.05)  # so that others would be seen here
+                self.trying -= 1
+                return 0.0
+
+        monkeypatch.setattr(collecting, "take", counted)
+        leader.collector._screening = Slow()
+        links = await asyncio.gather(*(handed_in(author, leader, 1.0) for author in authors))
+        assert tried_at_once == [1, 1, 1]
+        for link in links:
+            link.abort()
