@@ -37,7 +37,7 @@ from spheroid_node.net.links import LinkServer, Traffic
 from spheroid_node.net.reader import BUFFER_BYTES
 from spheroid_node.net.tls import client_context, server_context
 from spheroid_node.net.transfer import fetch_version, serve_transfer
-from spheroid_node.node.collecting import IN_MEMORY_BYTES, chunks_of, take
+from spheroid_node.node.receiving import IN_MEMORY_BYTES, chunks_of, take
 from spheroid_node.node.versions import Held, VersionStore
 from spheroid_node.rounds.aggregator import Aggregator, Desk
 from spheroid_node.rounds.collection import ACCEPTED, Base

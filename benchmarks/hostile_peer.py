@@ -52,7 +52,7 @@ from spheroid_node.wire.messages import (
     UpdateOutcome,
 )
 from spheroid_node.wire.records import NodeRecord
-from spheroid_node.wire.tensors import chunks, vector_digest
+from spheroid_node.wire.tensors import chunk_hashes, chunks, vector_digest
 
 NEVER = frozenset({"nan", "stale", "again", "twice", "signed by another", "garbage", "too long", "no TLS"})
 """What no aggregator may accept. The others may be: what they do to a version is the rule's concern."""
@@ -213,7 +213,7 @@ class Hostile:
         """The receipt, in words."""
 
         async def talk(link: Link) -> str:
-            await link.send(Update(header=sealed))
+            await link.send(Update(header=sealed, hashes=chunk_hashes(payload)))
             answer = await link.receive(ANSWER_SECONDS)
             if isinstance(answer, Proceed):
                 for index, chunk in enumerate(chunks(payload)):

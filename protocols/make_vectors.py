@@ -25,6 +25,7 @@ from spheroid_node.wire.frames import encode_frame, pack, unpack
 from spheroid_node.wire.signing import peer_id_of_key, seal, sign_bytes
 from spheroid_node.wire.tensors import (
     chunk_hash,
+    chunk_hashes,
     decode_vector,
     encode_vector,
     pack_tensor,
@@ -90,8 +91,9 @@ MESSAGES: dict[str, list[m.Message]] = {
         m.Error(code=ErrorCode.VERSION_GONE, session=SESSION),
     ],
     "round": [
-        m.Update(header=HEADER.seal(WORKER)),
+        m.Update(header=HEADER.seal(WORKER), hashes=chunk_hashes(UPDATE_BYTES)),
         m.Proceed(),
+        m.Proceed(first=7),
         m.Chunk(index=0, data=UPDATE_BYTES),
         m.ReceiptMessage(receipt=RECEIPT.seal(AGGREGATOR)),
         m.ManifestMessage(manifest=MANIFEST.seal(AGGREGATOR)),

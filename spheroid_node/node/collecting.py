@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from tempfile import SpooledTemporaryFile
 from typing import IO
@@ -20,11 +18,12 @@ from spheroid_node.node.access import Client
 from spheroid_node.node.clock import LONGEST_NAP, sleep_until
 from spheroid_node.node.holdings import owns
 from spheroid_node.node.listeners import Listeners
+from spheroid_node.node.receiving import IN_MEMORY_BYTES, Arrivals, Arriving
 from spheroid_node.node.screening import Screening
 from spheroid_node.node.sync import Synchroniser
 from spheroid_node.node.threads import to_its_end
 from spheroid_node.node.versions import Held, VersionStore
-from spheroid_node.rounds.aggregation import PayloadFacts, PayloadMeter, payload_facts
+from spheroid_node.rounds.aggregation import PayloadFacts, payload_facts
 from spheroid_node.rounds.aggregator import Aggregator, Desk, Judged, Offer
 from spheroid_node.rounds.collection import Answer
 from spheroid_node.rounds.election import candidates
@@ -38,17 +37,13 @@ from spheroid_node.wire.messages import (
     Update,
     UpdateHeader,
 )
-from spheroid_node.wire.tensors import CHUNK_BYTES, chunks
+from spheroid_node.wire.tensors import chunks
 
 log = structlog.get_logger()
 
 CHUNK_SECONDS = 30.0
-MAX_INCOMING = 2
-"""Updates that one peer may be sending at once for one group."""
 MAX_UPDATES_IN_A_ROUND = 16
 """Of one connection; a worker opens one for each group, and sends one update on it."""
-IN_MEMORY_BYTES = CHUNK_BYTES
-"""An update up to this size is spooled in memory, a larger one on disk: many may come at the same time."""
 
 
 class Collector:
@@ -75,7 +70,7 @@ class Collector:
         self._changed = {group: asyncio.Event() for group in groups}
         self._listeners = Listeners(groups)
         self._trying = asyncio.Lock()
-        self._on_their_way: Counter[tuple[str, str]] = Counter()
+        self._arrivals = Arrivals(self._spooled, self._is_open)
         self._handed_over: set[str] = set()
         """Groups whose updates go to the next in rank, as this node leaves."""
         self.led = 0
@@ -95,56 +90,50 @@ class Collector:
                 round, sent = now, sent + 1 if now == round else 1
                 if sent > MAX_UPDATES_IN_A_ROUND:
                     raise WireError(ErrorCode.BUSY, f"{MAX_UPDATES_IN_A_ROUND} updates a round are the limit")
-                await self._receive(link, message.header)
+                await self._receive(link, message)
         finally:
             self._listeners.remove(link)
 
     async def submit(self, envelope: bytes, payload: bytes) -> Receipt:
         """This node's own update, when it is its own aggregator."""
-        offer = await self._offer(envelope, self._client.identity.peer)
+        peer = self._client.identity.peer
+        offer = await self._offer(envelope, peer, own_header(envelope, peer))
         answer = offer.answer
         if answer is None:
             facts = await asyncio.to_thread(payload_facts, chunks(payload), offer.header.dtype)
             answer = await self._deliver(offer, facts, lambda: chunks(payload))
         return offer.receipt(answer)
 
-    async def _receive(self, link: Link, envelope: bytes) -> None:
-        offer = await self._offer(envelope, link.peer)
-        answer = offer.answer
-        if answer is None:
-            with self._incoming(link.peer, offer.header.group), self._spooled() as spool:
-                await link.send(Proceed())
-                meter = offer.meter()
-                while not meter.complete:
-                    chunk = await link.receive(timeout=CHUNK_SECONDS)
-                    if not isinstance(chunk, Chunk) or chunk.index != meter.count:
-                        raise WireError(ErrorCode.UNEXPECTED, f"chunk {meter.count} was expected")
-                    # In a thread: the next chunk comes in meanwhile, and so do those of others.
-                    with self._room():
-                        await asyncio.to_thread(take, meter, spool, chunk.data)
-                answer = await self._deliver(offer, meter.facts(), partial(chunks_of, spool))
+    async def _receive(self, link: Link, update: Update) -> None:
+        header = own_header(update.header, link.peer)
+        async with self._arrivals.turn(link, header.group):
+            offer = await self._offer(update.header, link.peer, header)
+            answer = offer.answer
+            if answer is None:
+                with self._arrivals.arriving(offer, update.hashes) as arriving:
+                    await self._receive_rest(link, arriving)
+                    answer = await self._deliver(offer, arriving.meter.facts(), arriving.chunks)
         # Whoever has an update here waits on this link for the version; who has none finds it in the DHT.
         if answer.verdict is not Verdict.REFUSED:
             self._listeners.add(offer.header.group, link)
         receipt = offer.receipt(answer).seal(self._client.identity.key)
         await link.send(ReceiptMessage(receipt=receipt))
 
+    async def _receive_rest(self, link: Link, arriving: Arriving) -> None:
+        """The chunks of an update that are not there yet."""
+        meter = arriving.meter
+        await link.send(Proceed(first=meter.count))
+        while not meter.complete:
+            chunk = await link.receive(timeout=CHUNK_SECONDS)
+            if not isinstance(chunk, Chunk) or chunk.index != meter.count:
+                raise WireError(ErrorCode.UNEXPECTED, f"chunk {meter.count} was expected")
+            # In a thread: the next chunk comes in meanwhile, and so do those of others.
+            with self._room():
+                await to_its_end(arriving.take, chunk.data)
+
     def _spooled(self) -> IO[bytes]:
         """An empty place for an update: no disk space of it outlives its use."""
         return SpooledTemporaryFile(max_size=IN_MEMORY_BYTES, dir=str(self._spool))
-
-    @contextlib.contextmanager
-    def _incoming(self, peer: str, group: str) -> Iterator[None]:
-        """One update on its way in. A second may come over a new connection before the old one is lost."""
-        if self._on_their_way[peer, group] >= MAX_INCOMING:
-            raise WireError(ErrorCode.BUSY, f"{MAX_INCOMING} updates of one peer at once are the limit")
-        self._on_their_way[peer, group] += 1
-        try:
-            yield
-        finally:
-            self._on_their_way[peer, group] -= 1
-            if not self._on_their_way[peer, group]:
-                del self._on_their_way[peer, group]
 
     @contextlib.contextmanager
     def _room(self) -> Iterator[None]:
@@ -156,11 +145,14 @@ class Collector:
             raise WireError(ErrorCode.BUSY, "this node has no room for an update") from error
         self._store.disk.wrote("updates of others")
 
-    async def _offer(self, envelope: bytes, sender: str) -> Offer:
-        """Judge the header. Raises :class:`WireError` for an update that its author did not send itself."""
-        author, header = UpdateHeader.unseal(envelope)
-        if author != sender:
-            raise WireError(ErrorCode.NOT_AUTHENTIC, "an update comes from its author")
+    def _is_open(self, header: UpdateHeader) -> bool:
+        """Whether its round still takes updates."""
+        aggregator = self._desk.aggregator(header.group)
+        collection = None if aggregator is None else aggregator.collection
+        return collection is not None and collection.round == header.round and not collection.is_closed
+
+    async def _offer(self, envelope: bytes, author: str, header: UpdateHeader) -> Offer:
+        """Judge the header in the envelope."""
         if header.group in self._handed_over:
             raise WireError(ErrorCode.LEAVING)
         if header.group in self._groups and header.run == self._client.run.run_id:
@@ -247,6 +239,7 @@ class Collector:
         else:
             self._handed_over.add(group)
             aggregator.collection.close()
+            self._arrivals.forget(group)
             await self._listeners.turn_away(group, WireError(ErrorCode.LEAVING))
 
     async def _run_group(self, group: str) -> None:
@@ -292,6 +285,7 @@ class Collector:
             size = elements(self._client.run, group)
             self._desk.open(Aggregator(self._client.run, group, round, held.base, size, live, self._spooled))
             self._listeners.forget(group)
+            self._arrivals.forget(group)
             self._changed[group].set()
 
     def _round_now(self) -> int:
@@ -307,13 +301,13 @@ class Collector:
         base = self._store.get(group, collection.base.version)
         ranked = candidates(collection.run, group, collection.round, await self._live(group))
         rank = ranked.index(self._client.identity.peer)
+        collection.close()
+        self._arrivals.forget(group)
         stale = base is None or base.digest != collection.base.digest
         if stale or self._store.newest(group).version != collection.base.version:
             # Another aggregator has already made the next version: this one steps back.
-            collection.close()
             return
         assert base is not None
-        collection.close()
         result = await to_its_end(aggregator.result, base.payload)
         if result is None:
             return
@@ -343,14 +337,9 @@ class Collector:
         log.info("round.version", **described)
 
 
-def take(meter: PayloadMeter, spool: IO[bytes], chunk: bytes | memoryview) -> None:
-    """Measure a chunk and put it by. Raises :class:`WireError` like the meter."""
-    meter.feed(chunk)
-    spool.write(chunk)
-
-
-def chunks_of(spool: IO[bytes]) -> Iterator[bytes | memoryview]:
-    """What was put by, from the beginning."""
-    spool.seek(0)
-    while chunk := spool.read(CHUNK_BYTES):
-        yield chunk
+def own_header(envelope: bytes, sender: str) -> UpdateHeader:
+    """Raises :class:`WireError` for an update that its author did not send itself."""
+    author, header = UpdateHeader.unseal(envelope)
+    if author != sender:
+        raise WireError(ErrorCode.NOT_AUTHENTIC, "an update comes from its author")
+    return header

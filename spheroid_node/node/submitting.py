@@ -15,6 +15,7 @@ from spheroid_node.node.access import Client
 from spheroid_node.node.collecting import Collector
 from spheroid_node.node.sync import Synchroniser
 from spheroid_node.rounds.ledger import Submission
+from spheroid_node.rounds.slots import Slots
 from spheroid_node.wire.codes import REASONS, ErrorCode, Verdict, WireError
 from spheroid_node.wire.messages import (
     Chunk,
@@ -26,11 +27,13 @@ from spheroid_node.wire.messages import (
     Update,
 )
 from spheroid_node.wire.records import NodeRecord
-from spheroid_node.wire.tensors import chunks
+from spheroid_node.wire.tensors import chunk_count, chunk_hashes, chunks
 
 log = structlog.get_logger()
 
 ANSWER_SECONDS = 20.0
+PAUSES = (0.5, 2.0)
+"""Before an aggregator is dialled again whose connection broke under an update: it keeps what it has."""
 
 
 @dataclass
@@ -57,6 +60,8 @@ class Submitter:
     ) -> Delivery | None:
         """Hand an update to the first of ``ranked`` that answers; None if nobody did."""
         envelope = submission.header.seal(self._client.identity.key)
+        hashes = await asyncio.to_thread(chunk_hashes, submission.payload)
+        update = Update(header=envelope, hashes=hashes)
         for peer in ranked:
             try:
                 if peer == self._client.identity.peer:
@@ -66,7 +71,7 @@ class Submitter:
                     return self._delivered(submission, delivery)
                 record = nodes[peer]
                 address = HopAddress(peer=peer, host=record.host, port=record.port)
-                return self._delivered(submission, await self._send(address, envelope, submission))
+                return self._delivered(submission, await self._send(address, update, submission))
             except (LinkFailed, WireError, OSError, TimeoutError) as error:
                 log.warning(
                     "round.aggregator_skipped",
@@ -103,24 +108,29 @@ class Submitter:
                 await delivery.link.close()
         return True
 
-    async def _send(self, address: HopAddress, envelope: bytes, submission: Submission) -> Delivery:
-        began = time.monotonic()
-        link = await self._client.dial(address, "round")
-        try:
-            await link.send(Update(header=envelope))
-            answer = await link.receive(timeout=ANSWER_SECONDS)
-            if isinstance(answer, Proceed):
-                for index, chunk in enumerate(chunks(submission.payload)):
-                    await link.send(Chunk(index=index, data=bytes(chunk)), ANSWER_SECONDS)
-                answer = await link.receive(timeout=ANSWER_SECONDS)
-            if not isinstance(answer, ReceiptMessage):
-                raise WireError(ErrorCode.UNEXPECTED, "a receipt was expected")
-            receipt = self._checked(address.peer, answer.receipt, submission)
-            return Delivery(address.peer, receipt, link, time.monotonic() - began)
-        except BaseException:
-            with contextlib.suppress(OSError, WireError, asyncio.CancelledError):
-                await link.close()
-            raise
+    async def _send(self, address: HopAddress, update: Update, submission: Submission) -> Delivery:
+        """Over one connection, or what is left of it over the next where one breaks."""
+        began, pauses = time.monotonic(), list(PAUSES)
+        upload = _Upload(update, submission.payload)
+        while True:
+            link = await self._client.dial(address, "round")
+            try:
+                receipt = self._checked(address.peer, await upload.over(link), submission)
+                return Delivery(address.peer, receipt, link, time.monotonic() - began)
+            except LinkClosed as error:
+                link.abort()
+                if not upload.broke_off or not pauses or not self._is_time_left(submission, pauses[0]):
+                    raise
+                log.info("round.broken_off", aggregator=address.peer, chunks=upload.sent, cause=str(error))
+            except BaseException:
+                link.abort()
+                raise
+            await asyncio.sleep(pauses.pop(0))
+
+    def _is_time_left(self, submission: Submission, seconds: float) -> bool:
+        """Whether its round still takes an update then."""
+        deadline = Slots.of(self._client.run.round).deadline(submission.header.round)
+        return self._client.dht.time() + seconds < deadline
 
     def _checked(self, aggregator: str, sealed: bytes, submission: Submission) -> Receipt:
         author, receipt = Receipt.unseal(sealed)
@@ -143,3 +153,46 @@ class Submitter:
             aggregator=delivery.aggregator,
         )
         return delivery
+
+
+class _Upload:
+    """An update on its way to one aggregator."""
+
+    def __init__(self, update: Update, payload: bytes) -> None:
+        self._update = update
+        self._payload = payload
+        self._first = -1
+        """The chunk that was asked for last time."""
+        self.sent = 0
+        """Chunks, over the last connection."""
+        self.broke_off = False
+        """Whether it was taken so far: a connection that ended then may have broken."""
+
+    async def over(self, link: Link) -> bytes:
+        """Send what the aggregator lacks; its receipt. Raises :class:`LinkClosed` where the link breaks."""
+        self.broke_off, self.sent = False, 0
+        await link.send(self._update)
+        answer = await link.receive(timeout=ANSWER_SECONDS)
+        if isinstance(answer, Proceed):
+            self._goes_on(answer.first)
+            await self._send_from(answer.first, link)
+            answer = await link.receive(timeout=ANSWER_SECONDS)
+        if not isinstance(answer, ReceiptMessage):
+            raise WireError(ErrorCode.UNEXPECTED, "a receipt was expected")
+        return answer.receipt
+
+    def _goes_on(self, first: int) -> None:
+        if first > chunk_count(len(self._payload)):
+            raise WireError(ErrorCode.UNEXPECTED, f"there is no chunk {first}")
+        if first <= self._first:  # it would break off there for ever: a disk is full, say
+            raise LinkClosed("the aggregator has nothing of what it was sent last time")
+        self._first, self.broke_off = first, True
+
+    async def _send_from(self, first: int, link: Link) -> None:
+        try:
+            for index, chunk in enumerate(chunks(self._payload)):
+                if index >= first:
+                    await link.send(Chunk(index=index, data=bytes(chunk)), ANSWER_SECONDS)
+                    self.sent += 1
+        except TimeoutError as error:
+            raise LinkClosed(f"{link.peer} takes no more") from error

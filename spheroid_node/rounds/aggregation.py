@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf, isfinite, sqrt
 
@@ -37,12 +37,14 @@ class PayloadMeter:
     """Takes the measure of a payload while its chunks arrive, so that it is read once.
 
     ``size`` is the payload's length in bytes; None takes what comes. A chunk may end anywhere in an element
-    or a block: what it cuts is kept until the next one comes.
+    or a block: what it cuts is kept until the next one comes. ``proven`` are the hashes that the chunks must
+    have, where they are known.
     """
 
-    def __init__(self, dtype: str, size: int | None = None) -> None:
+    def __init__(self, dtype: str, size: int | None = None, proven: Sequence[bytes] = ()) -> None:
         self._dtype = dtype
         self._expected = size
+        self._proven = proven
         self._size = 0
         self._hashes: list[bytes] = []
         self._cut = bytearray()
@@ -58,13 +60,19 @@ class PayloadMeter:
         return len(self._hashes)
 
     def feed(self, chunk: bytes | memoryview) -> None:
-        """Raise :class:`WireError` (malformed) unless the payload is cut as wire.tensors.chunks cuts it."""
+        """Raise :class:`WireError` (malformed) unless the payload is cut as wire.tensors.chunks cuts it.
+
+        And (not-authentic) for a chunk of another hash, which leaves no trace.
+        """
         room = CHUNK_BYTES if self._expected is None else min(CHUNK_BYTES, self._expected - self._size)
         if len(chunk) > room or (self._expected is not None and len(chunk) < room):
             raise WireError(
                 ErrorCode.MALFORMED, f"chunk {self.count} of {len(chunk)} bytes, expected {room} at most"
             )
-        self._hashes.append(chunk_hash(chunk))
+        found = chunk_hash(chunk)
+        if self._proven and found != self._proven[self.count]:
+            raise WireError(ErrorCode.NOT_AUTHENTIC, f"chunk {self.count} does not match its hash")
+        self._hashes.append(found)
         self._size += len(chunk)
         unit = unit_bytes(self._dtype)
         # What the chunk before has cut, then all that is whole in this one, then what it cuts itself.

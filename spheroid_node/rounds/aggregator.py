@@ -30,9 +30,16 @@ from spheroid_node.rounds.collection import LATE, Answer, Base, Collection
 from spheroid_node.rounds.outer import next_payload
 from spheroid_node.rounds.robust import Keep, LateClipper, Sorter
 from spheroid_node.run import RunSpec
-from spheroid_node.wire.codes import Reason, Verdict
+from spheroid_node.wire.codes import ErrorCode, Reason, Verdict, WireError
 from spheroid_node.wire.messages import Manifest, Receipt, UpdateHeader
-from spheroid_node.wire.tensors import Vector, encoded_size, vector_digest
+from spheroid_node.wire.tensors import (
+    Vector,
+    chunk_count,
+    digest_of_hashes,
+    encoded_size,
+    split_hashes,
+    vector_digest,
+)
 
 
 @dataclass(frozen=True)
@@ -43,9 +50,19 @@ class Offer:
     header: UpdateHeader
     answer: Answer | None
 
-    def meter(self) -> PayloadMeter:
-        """Measures the payload as it arrives; its size was checked with the header."""
-        return PayloadMeter(self.header.dtype, encoded_size(self.header.elements, self.header.dtype))
+    def meter(self, hashes: bytes | None = None) -> PayloadMeter:
+        """Measures the payload as it arrives; its size was checked with the header.
+
+        With the ``hashes`` of all its chunks, one after the other, each chunk proves itself. Raises
+        :class:`WireError` (not-authentic) where they are not those of the digest that was signed.
+        """
+        size = encoded_size(self.header.elements, self.header.dtype)
+        if hashes is None:
+            return PayloadMeter(self.header.dtype, size)
+        proven = split_hashes(hashes)
+        if len(proven) != chunk_count(size) or digest_of_hashes(proven) != self.header.digest:
+            raise WireError(ErrorCode.NOT_AUTHENTIC, "the chunk hashes do not match the update's digest")
+        return PayloadMeter(self.header.dtype, size, proven)
 
     def receipt(self, answer: Answer) -> Receipt:
         """The receipt, still to be sealed."""

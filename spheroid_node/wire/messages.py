@@ -44,6 +44,8 @@ MAX_UPDATES = MAX_UPDATES_NAMED + MAX_UPDATES_BESIDE
 """Updates that a version can be made of."""
 PREFIX_BYTES = 8
 """Of such a digest: two of a thousand are alike once in 10¹³ rounds."""
+ChunkHashes = Annotated[bytes, Field(max_length=MAX_POSITIONS * DIGEST_BYTES)]
+"""The hashes of all chunks of a payload, one after the other."""
 
 
 class Message(BaseModel):
@@ -160,12 +162,16 @@ class Update(Message):
 
     type: Literal["update"] = "update"
     header: Sealed
+    hashes: ChunkHashes
+    """Of the payload: the digest in the header proves them, and each proves its chunk."""
 
 
 class Proceed(Message):
     """Aggregator to worker: the header holds, the payload may follow; otherwise a receipt comes at once."""
 
     type: Literal["proceed"] = "proceed"
+    first: Count = 0
+    """The chunk to begin with: those before it came over a connection that broke."""
 
 
 class Receipt(Signed):
@@ -265,8 +271,8 @@ class Listing(Message):
     version: Count
     size: Count
     """Bytes of the float32 payload."""
-    hashes: Annotated[bytes, Field(max_length=MAX_POSITIONS * DIGEST_BYTES)]
-    """Hashes of all chunks, one after the other; empty where the peer has the manifest alone."""
+    hashes: ChunkHashes
+    """Empty where the peer has the manifest alone."""
     manifest: Sealed
     """Empty for version 0, which follows from the run's seed."""
 

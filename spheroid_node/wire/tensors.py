@@ -209,6 +209,11 @@ def chunk_hash(chunk: bytes | memoryview) -> bytes:
     return blake3(chunk).digest()
 
 
+def chunk_hashes(data: bytes | memoryview) -> bytes:
+    """The hashes of all chunks of a payload, one after the other."""
+    return b"".join(map(chunk_hash, chunks(data)))
+
+
 def split_hashes(hashes: bytes) -> list[bytes]:
     """The hashes of a listing, which come one after the other."""
     return [hashes[at : at + DIGEST_BYTES] for at in range(0, len(hashes), DIGEST_BYTES)]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from spheroid_node.net.link import Link
-from spheroid_node.node import collecting, listeners
+from spheroid_node.node import collecting, listeners, receiving
 from spheroid_node.wire.codes import Reason, Verdict, WireError
 from spheroid_node.wire.messages import (
     ManifestMessage,
@@ -92,10 +92,10 @@ async def test_refused_headers_get_no_manifest_and_there_are_only_so_many(
         envelope = submission(stranger, 1.0).header.seal(stranger.client.identity.key)
         link = await stranger.client.dial(leader.address, "round")
         for _ in range(collecting.MAX_UPDATES_IN_A_ROUND):
-            await link.send(Update(header=envelope))
+            await link.send(Update(header=envelope, hashes=b""))
             answer = await link.expect(ReceiptMessage, 10)
             assert Receipt.unseal(answer.receipt)[1].reason is Reason.NOT_ELIGIBLE
-        await link.send(Update(header=envelope))
+        await link.send(Update(header=envelope, hashes=b""))
         with pytest.raises(WireError, match="busy"):
             await link.expect(ReceiptMessage, 10)
         assert told == []
@@ -105,7 +105,8 @@ async def test_a_link_listens_once_and_no_longer_than_it_lives(world: World, tmp
     async with peers(world, tmp_path, (0, 0)) as (leader, author):
         listening = leader.collector._listeners._links[GROUP]
         link = await handed_in(author, leader, 1.0)
-        await link.send(Update(header=submission(author, 1.0).header.seal(author.client.identity.key)))
+        envelope = submission(author, 1.0).header.seal(author.client.identity.key)
+        await link.send(Update(header=envelope, hashes=b""))
         await link.expect(ReceiptMessage, 10)
         assert len(listening) == 1
         await link.close()
@@ -127,7 +128,7 @@ async def test_one_update_is_in_memory_at_a_time_while_others_come_in(
     world.run = world.run.model_copy(update={"round": rules})
     async with peers(world, tmp_path, (0, 0, 0, 0)) as (leader, *authors):
         taken, tried_at_once = [], []
-        take = collecting.take
+        take = receiving.take
 
         def counted(*arguments: Any) -> None:
             take(*arguments)
@@ -144,7 +145,7 @@ async def test_one_update_is_in_memory_at_a_time_while_others_come_in(
                 self.trying -= 1
                 return 0.0
 
-        monkeypatch.setattr(collecting, "take", counted)
+        monkeypatch.setattr(receiving, "take", counted)
         leader.collector._screening = Slow()
         links = await asyncio.gather(*(handed_in(author, leader, 1.0) for author in authors))
         assert tried_at_once == [1, 1, 1]
