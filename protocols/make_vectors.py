@@ -96,6 +96,8 @@ MESSAGES: dict[str, list[m.Message]] = {
         m.Proceed(first=7),
         m.Chunk(index=0, data=UPDATE_BYTES),
         m.ReceiptMessage(receipt=RECEIPT.seal(AGGREGATOR)),
+        m.Ping(),
+        m.Pong(),
         m.ManifestMessage(manifest=MANIFEST.seal(AGGREGATOR)),
     ],
     "transfer": [

@@ -124,6 +124,8 @@ PAGES = {
         messages.Proceed,
         messages.Chunk,
         messages.ReceiptMessage,
+        messages.Ping,
+        messages.Pong,
         messages.ManifestMessage,
         messages.UpdateHeader,
         messages.Receipt,

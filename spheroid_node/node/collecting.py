@@ -31,6 +31,8 @@ from spheroid_node.rounds.slots import Slots
 from spheroid_node.wire.codes import ErrorCode, Verdict, WireError
 from spheroid_node.wire.messages import (
     Chunk,
+    Ping,
+    Pong,
     Proceed,
     Receipt,
     ReceiptMessage,
@@ -84,6 +86,9 @@ class Collector:
         try:
             while True:
                 message = await link.receive(timeout=3 * self._slots.period)
+                if isinstance(message, Ping):
+                    await link.send(Pong())
+                    continue
                 if not isinstance(message, Update):
                     raise WireError(ErrorCode.UNEXPECTED, "an update was expected")
                 now = self._round_now()

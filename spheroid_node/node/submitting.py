@@ -21,6 +21,9 @@ from spheroid_node.wire.messages import (
     Chunk,
     HopAddress,
     ManifestMessage,
+    Message,
+    Ping,
+    Pong,
     Proceed,
     Receipt,
     ReceiptMessage,
@@ -34,6 +37,11 @@ log = structlog.get_logger()
 ANSWER_SECONDS = 20.0
 PAUSES = (0.5, 2.0)
 """Before an aggregator is dialled again whose connection broke under an update: it keeps what it has."""
+
+PING_SECONDS = 2.0
+"""Between two questions to an aggregator whether it is still there."""
+UNANSWERED = 3
+"""Pings after which it is taken for lost: 8 s after it was last heard."""
 
 
 @dataclass
@@ -93,7 +101,8 @@ class Submitter:
             await delivery.link.close()
             return True
         try:
-            message = await delivery.link.receive(timeout=max(0.0, seconds))
+            async with asyncio.timeout(max(0.0, seconds)):
+                message = await self._listen(delivery.link, delivery.receipt.round)
             if not isinstance(message, ManifestMessage):  # it leaves
                 return False
             await self._sync.follow(delivery.aggregator, message.manifest)
@@ -104,9 +113,31 @@ class Submitter:
             # The DHT has it too, or will have it: the settling loop asks there.
             log.debug("round.manifest_not_pushed", aggregator=delivery.aggregator, cause=str(error))
         finally:
-            with contextlib.suppress(OSError, WireError):
-                await delivery.link.close()
+            delivery.link.abort()  # whoever is silent would not take a goodbye either
         return True
+
+    async def _listen(self, link: Link, round: int) -> Message:
+        """The next message that says something. Raises :class:`LinkClosed` for an aggregator that is silent.
+
+        It may be stopped or cut off while its connection seems to stand. After τ nobody else would take the
+        update, and so it is no longer asked.
+        """
+        deadline, unanswered = Slots.of(self._client.run.round).deadline(round), 0
+        while True:
+            try:
+                message = await link.receive(PING_SECONDS)
+            except TimeoutError:
+                if self._client.dht.time() >= deadline:
+                    continue
+                if unanswered == UNANSWERED:
+                    raise LinkClosed(f"{link.peer} has not answered {UNANSWERED} pings") from None
+                with contextlib.suppress(TimeoutError):
+                    await link.send(Ping(), PING_SECONDS)
+                unanswered += 1
+            else:
+                if not isinstance(message, Pong):
+                    return message
+                unanswered = 0
 
     async def _send(self, address: HopAddress, update: Update, submission: Submission) -> Delivery:
         """Over one connection, or what is left of it over the next where one breaks."""

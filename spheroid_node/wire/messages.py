@@ -245,6 +245,18 @@ class Manifest(Signed):
         return any(update.digest == digest and update.verdict is Verdict.ACCEPTED for update in self.updates)
 
 
+class Ping(Message):
+    """Worker to the aggregator that has its update: is it still there?"""
+
+    type: Literal["ping"] = "ping"
+
+
+class Pong(Message):
+    """The answer to a ping."""
+
+    type: Literal["pong"] = "pong"
+
+
 class ManifestMessage(Message):
     """Aggregator to each worker whose connection is still open, once the version is written."""
 
@@ -423,7 +435,7 @@ class Close(Message):
 MESSAGES: dict[str, type[Message]] = {
     kind.model_fields["type"].default: kind
     for kind in (
-        Hello, Greeting, Welcome, Error, Update, Proceed, ReceiptMessage, ManifestMessage,
+        Hello, Greeting, Welcome, Error, Update, Proceed, ReceiptMessage, Ping, Pong, ManifestMessage,
         Want, Listing, Read, Chunk, Open, Opened, Attach, Attached, Step, Write,
         State, Result, Close,
     )

@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 from structlog.testing import capture_logs
 
+from spheroid_node.net.link import Link
+from spheroid_node.node import submitting
+from spheroid_node.node.collecting import Collector
 from spheroid_node.node.outbox import Outbox
 from spheroid_node.node.report import Report
 from spheroid_node.node.worker import Worker
@@ -21,7 +24,7 @@ from spheroid_node.rounds.election import ranking
 from spheroid_node.rounds.residual import DECAY
 from spheroid_node.run import RunSpec
 from spheroid_node.wire.codes import Verdict
-from spheroid_node.wire.messages import HopAddress
+from spheroid_node.wire.messages import HopAddress, Message, Pong
 
 from .conftest import Peer, World
 from .test_round import peers, ranked, submission, until
@@ -30,11 +33,34 @@ from .test_worker import EagerTrainer, RunningClock
 GROUP = "block-0"
 
 
-@pytest.mark.parametrize("lost", [1, 2])
+@pytest.fixture
+def hung(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Peers that answer nothing more to workers, whose connections stand all the same."""
+    found: set[str] = set()
+    handle = Collector.handle
+
+    async def handle_until_hung(collector: Collector, link: Link) -> None:
+        receive = link.receive
+
+        async def received(timeout: float | None = None) -> Message:
+            message = await receive(timeout)
+            if collector._client.identity.peer in found:
+                await asyncio.Event().wait()
+            return message
+
+        monkeypatch.setattr(link, "receive", received)
+        await handle(collector, link)
+
+    monkeypatch.setattr(Collector, "handle", handle_until_hung)
+    return found
+
+
+@pytest.mark.parametrize(("lost", "hangs"), [(1, False), (2, False), (1, True)])
 async def test_the_next_in_rank_takes_over_where_time_is_left(
-    run: RunSpec, tmp_path: Path, lost: int
+    run: RunSpec, tmp_path: Path, lost: int, hangs: bool, hung: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four replicas; the worker's own is last in rank, and the first ones die with its update accepted."""
+    """Four replicas; the worker's own is last in rank, and the first die or hang with its update accepted."""
+    monkeypatch.setattr(submitting, "PING_SECONDS", 0.3)
     timing = {"genesis": time.time(), "period": 10.0, "settle": 3.0}
     world = World(run.model_copy(update={"round": run.round.model_copy(update=timing)}))
     world.clock = cast(Any, RunningClock())
@@ -56,7 +82,10 @@ async def test_the_next_in_rank_takes_over_where_time_is_left(
                     assert not working.done(), working
                     await asyncio.sleep(0.01)
                 collecting[leader.id].cancel()
-                await leader.server.stop()
+                if hangs:
+                    hung.add(leader.id)
+                else:
+                    await leader.server.stop()
                 assert own.store.newest(GROUP).version == 0, number
             while (manifest := own.store.newest(GROUP).manifest) is None:
                 assert not working.done(), working
@@ -73,6 +102,52 @@ async def test_the_next_in_rank_takes_over_where_time_is_left(
         if entry["event"] == "round.aggregator_lost" and entry["group"] == GROUP
     ]
     assert lost_ones == [leader.id for leader in leaders[:lost]]
+
+
+async def test_an_aggregator_that_is_silent_is_lost_until_the_deadline(
+    world: World, tmp_path: Path, hung: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submitting, "PING_SECONDS", 0.02)
+    async with peers(world, tmp_path, (0, 0)) as (leader, worker):
+        delivery = await worker.submitter.deliver(submission(worker, 1.0), [leader.id], world.records)
+        assert delivery is not None
+        hung.add(leader.id)
+        async with asyncio.timeout(20):
+            assert await worker.submitter.await_manifest(delivery, 600.0) is False
+        hung.clear()
+        again = await worker.submitter.deliver(submission(worker, 1.0), [leader.id], world.records)
+        assert again is not None
+        hung.add(leader.id)
+        world.clock.now = 80.0  # τ: nobody else would take it
+        assert await worker.submitter.await_manifest(again, 0.3) is True
+
+
+async def test_an_aggregator_that_is_busy_answers(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its round is being closed, say; the same connection brings the manifest in the end."""
+    monkeypatch.setattr(submitting, "PING_SECONDS", 0.01)
+    monkeypatch.setattr(submitting, "UNANSWERED", 1000)
+    pongs = []
+    send = Link.send
+
+    async def counted(link: Link, message: Message, timeout: float = 60.0) -> None:
+        await send(link, message, timeout)
+        if isinstance(message, Pong):
+            pongs.append(link.peer)
+
+    monkeypatch.setattr(Link, "send", counted)
+    async with peers(world, tmp_path, (0, 0)) as (leader, worker):
+        delivery = await worker.submitter.deliver(submission(worker, 1.0), [leader.id], world.records)
+        assert delivery is not None
+        async with leader.collector._turns[GROUP]:
+            waiting = asyncio.create_task(worker.submitter.await_manifest(delivery, 600.0))
+            await until(lambda: len(pongs) >= 5)
+            world.clock.now = 80.0
+            assert not waiting.done()
+        async with asyncio.timeout(20):
+            assert await waiting is True
+        assert worker.store.newest(GROUP).version == 1
 
 
 def _accepted_by(logs: list[Any], peer: str) -> bool:

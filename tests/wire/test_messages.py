@@ -67,6 +67,8 @@ EVERY_TYPE: dict[type[m.Message], st.SearchStrategy[Any]] = {
     m.Update: st.builds(m.Update, header=sealed, hashes=st.binary(max_size=100)),
     m.Proceed: st.builds(m.Proceed, first=counts),
     m.ReceiptMessage: st.builds(m.ReceiptMessage, receipt=sealed),
+    m.Ping: st.builds(m.Ping),
+    m.Pong: st.builds(m.Pong),
     m.ManifestMessage: st.builds(m.ManifestMessage, manifest=sealed),
     m.Want: st.builds(m.Want, group=groups, version=st.integers(-1, 2**63 - 1)),
     m.Listing: st.builds(
