@@ -116,8 +116,8 @@ class Collection:
         if answer is not None:
             return answer
         entry = self._entries.get(author)
-        same_round = header.round == self.round
-        if entry and entry.final and same_round and entry.header.digest == header.digest:
+        # All of it, nonce included: an update of the same content that was signed anew is another one.
+        if entry and entry.final and header.round == self.round and entry.header == header:
             return entry.answer
         answer = self._timing(header, now) or self._unfit(header) or self._surplus(author, header)
         if answer is None:

@@ -146,6 +146,7 @@ class UpdateHeader(Signed):
     base: Count
     base_digest: Digest
     nonce: Annotated[bytes, Field(min_length=16, max_length=16)]
+    """Tells two updates of the same content apart: of an author and round only one counts."""
     steps: Count
     tokens: Count
     """Bytes trained on: the weight of the update in the average."""

@@ -132,6 +132,17 @@ def test_a_second_update_of_an_author_is_a_duplicate(collect: Make, parcel: Make
     assert [outcome.verdict for outcome in collection.outcomes()] == [Verdict.ACCEPTED]
 
 
+@pytest.mark.parametrize("changes", [{"nonce": b"m" * 16}, {"tokens": 8}, {"norm": 2.0}])
+def test_the_same_content_signed_anew_is_a_second_update(
+    collect: Make, parcel: Make, changes: dict[str, Any]
+) -> None:
+    collection = collect("a")
+    assert submit(collection, "a", parcel()) == ACCEPTED
+    assert submit(collection, "a", parcel(**changes)) == refused(Reason.DUPLICATE)
+    assert submit(collection, "a", parcel()) == ACCEPTED, "which is the answer that it had"
+    assert collection.accepted() == ["a"]
+
+
 @pytest.mark.parametrize("value", [1.0, float("nan")])
 def test_the_same_update_again_gets_its_first_answer_even_after_the_deadline(
     collect: Make, parcel: Make, value: float
