@@ -219,6 +219,8 @@ class Collector:
                 for group in self._groups:
                     tasks.create_task(self._run_group(group), name=f"collect {group}")
         finally:
+            for group in self._groups:
+                self._arrivals.forget(group)
             await self._listeners.stop()
 
     async def _announce_again(self) -> None:

@@ -84,6 +84,7 @@ from spheroid_node.wire.records import (
 )  # fmt: skip
 from spheroid_node.wire.signing import peer_id_of_key, unseal
 from spheroid_node.wire.tensors import (
+    chunk_hashes,
     chunks,
     decode_vector,
     encode_vector,
@@ -326,7 +327,7 @@ def updates(source: Source) -> None:
         if offer.answer is not None:
             assert offer.answer != ACCEPTED
             return
-        meter = offer.meter()
+        meter = offer.meter(source.mutated(chunk_hashes(payload)) if source.below(2) else None)
         for chunk in chunks(payload) if source.below(8) else (payload[:7], payload[7:]):
             meter.feed(chunk)
         if not meter.complete:
