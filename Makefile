@@ -41,7 +41,7 @@ check: venv
 test: check
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --ignore tests/swarm --ignore tests/chaos
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(BUSY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/swarm tests/chaos $(BUSY:%=--ignore %) --ignore tests/chaos/test_storm.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 tests/swarm tests/chaos $(BUSY:%=--ignore %)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

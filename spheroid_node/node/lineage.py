@@ -34,6 +34,8 @@ FORGIVEN = 2
 """Times in a row that a signer's version may not be had."""
 LONGEST_BACK_OFF = 64
 """Periods."""
+REMEMBERED = 256
+"""Manifests that were not believed, so that each is told once."""
 BEHIND = 3
 """Versions by which a replica's record may be behind what it holds."""
 
@@ -143,10 +145,11 @@ class Lineage:
         try:
             return await self._examined(signer, manifest)
         except Doubted as doubt:
-            self._doubted = {digest: until for digest, until in self._doubted.items() if now < until}
-            self._doubted[manifest.digest] = now + DOUBT_SECONDS
-            named = {"group": manifest.group, "version": manifest.version, "signer": signer}
-            log.warning("version.not_believed", **named, cause=str(doubt))
+            if manifest.digest not in self._doubted:
+                named = {"group": manifest.group, "version": manifest.version, "signer": signer}
+                log.warning("version.not_believed", **named, cause=str(doubt))
+            newest = list(self._doubted.items())[1 - REMEMBERED :]
+            self._doubted = {**dict(newest), manifest.digest: now + DOUBT_SECONDS}
             return None
 
     def let_down_by(self, signer: str) -> None:

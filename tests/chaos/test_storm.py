@@ -50,6 +50,8 @@ def test_the_watch_has_seen_something(outcome: Outcome) -> None:
     assert len(outcome.faults) == FAULTS
     for name in ("version files read", "outboxes read", "answers over the wire", "updates in a version"):
         assert outcome.counts[name] > 20, outcome.counts
+    # Of most updates it knows what became of them.
+    assert 2 * outcome.counts["updates unknown"] < outcome.counts["updates in a version"], outcome.counts
 
 
 @pytest.mark.parametrize("kind", KINDS)
