@@ -52,9 +52,10 @@ async def fetch_model(client: Client) -> tuple[dict[str, Vector], dict[str, int]
     """
     groups, lags = client.run.groups, client.run.lags
     sync = Synchroniser(client, VersionStore(client.run))
-    await asyncio.gather(*map(sync.sync, groups))
-    if sync.not_handed_out:
-        raise ChainFailed(f"nobody hands out the newest version of {', '.join(sorted(sync.not_handed_out))}")
+    held = await asyncio.gather(*map(sync.sync, groups))
+    lost = [item.group for item in held if not item.version and item.group in sync.not_handed_out]
+    if lost:
+        raise ChainFailed(f"nobody hands out the newest version of {', '.join(lost)}")
     wholes = await asyncio.gather(*(sync.whole(name, lag) for name, lag in lags.items()))
     found = {name: whole for name, whole in zip(lags, wholes, strict=True) if whole is not None}
     if apart := lags.keys() - found.keys():

@@ -34,6 +34,7 @@ FORGIVEN = 2
 """Times in a row that a signer's version may not be had."""
 LONGEST_BACK_OFF = 64
 """Periods."""
+LOOK_SECONDS = 2.0
 REMEMBERED = 256
 """Manifests that were not believed, so that each is told once."""
 BEHIND = 3
@@ -65,6 +66,8 @@ class Lineage:
         """Digest of version 0 of a group."""
         self._doubted: dict[bytes, float] = {}
         """Digests of manifests that were not believed, until when nobody is asked again."""
+        self._looked = float("-inf")
+        """When the records were read anew for a signer that was not among them: many can be made up."""
         self._let_down: dict[str, LetDown] = {}
         """By signer of a version that nobody handed out."""
 
@@ -153,7 +156,7 @@ class Lineage:
             return None
 
     def let_down_by(self, signer: str) -> None:
-        """Nobody handed out the version that it announced. It may have died: twice that is nothing.
+        """Its version was not to be had, or nothing led to it. It may have died: twice that is nothing.
 
         After that its next ones are left to others to take first, for longer each time.
         """
@@ -174,20 +177,22 @@ class Lineage:
         owners = await self._owners(manifest.group, signer)
         is_held = any(self._holds_one_of(record, [manifest]) for record in owners.values())
         if not is_held and self._is_waited_for(signer):
-            raise Doubted("its signer announced versions before that nobody handed out")
+            raise Doubted("its signer announced versions before that were not to be had")
         if not is_held and signer not in owners and signer != self._client.identity.peer:
             raise Doubted("nobody who signed or holds it owns a replica of its group")
         chain, is_linked = await self._chain(signer, manifest)
         if is_linked:
             return chain[::-1]
         if not self._is_vouched_for(chain, owners):
+            self.let_down_by(signer)  # to look for what leads to it takes time
             raise Doubted("nothing leads to it from what is known here, and most replicas hold another")
         return []
 
     async def _owners(self, group: str, signer: str) -> dict[str, NodeRecord]:
         """Of other nodes: those that take part in the rounds of a group, by peer id."""
-        nodes = await self._nodes()
-        if signer not in nodes:
+        nodes, now = await self._nodes(), asyncio.get_running_loop().time()
+        if signer not in nodes and now - self._looked >= LOOK_SECONDS:
+            self._looked = now
             nodes = await self._nodes(fresh=True)
         own = self._client.identity.peer
         return {peer: record for peer, record in nodes.items() if owns(record, group) and peer != own}

@@ -163,6 +163,29 @@ async def test_who_announces_what_nobody_hands_out_is_not_asked_for_ever(
         assert (await one.sync.sync(GROUP)).digest == nothing.digest
 
 
+async def test_made_up_signers_cost_one_look_at_the_records(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.clock.now = NOW
+    looks = 0
+    read = MemoryDirectory.all_nodes
+
+    async def counted(self: MemoryDirectory, blocks: int) -> Any:
+        nonlocal looks
+        looks += 1
+        return await read(self, blocks)
+
+    async with peers(world, tmp_path, (0, 0)) as (one, two):
+        held = await line_up(world, [one, two], 3)
+        for number in range(20):
+            stranger = Peer(world, 0, tmp_path / f"stranger-{number}")
+            await MemoryDirectory(world, stranger.id).publish_manifest(GROUP, forged(stranger, held).sealed)
+        await one.sync.nodes(fresh=True)
+        monkeypatch.setattr(MemoryDirectory, "all_nodes", counted)
+        assert await one.sync.sync(GROUP) == held
+        assert looks == 1
+
+
 async def test_who_was_cut_off_gives_way_though_its_version_is_higher(world: World, tmp_path: Path) -> None:
     """It lost no round, as it was alone; the others lost one, and more of them were at work."""
     world.clock.now = NOW
