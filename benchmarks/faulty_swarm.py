@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import secrets
 import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -24,6 +25,7 @@ from benchmarks.wan import Wan
 from benchmarks.wrong_clock import wrong_clock
 from spheroid_node.cli.demo.processes import Child, Children
 from spheroid_node.config import LOOPBACK
+from spheroid_node.errors import PortInUse
 from spheroid_node.net.ports import free_port
 from spheroid_node.rounds.election import ranking
 from spheroid_node.rounds.slots import Slots
@@ -51,6 +53,13 @@ def small_run(name: str, seed: int, data: str = "wikitext-2") -> RunSpec:
         round=RoundSpec(genesis=float(int(time.time())), period=8.0, settle=2.5),
         data=DataSpec(name=data),
     )
+
+
+def quiet_port(option: str) -> int:
+    """A free port that no outgoing connection is given, so that a node finds it free whenever it starts."""
+    while True:
+        with suppress(PortInUse):
+            return free_port(LOOPBACK, 20_000 + secrets.randbelow(12_000), option)
 
 
 @dataclass(frozen=True)
@@ -156,7 +165,7 @@ class FaultySwarm:
         """Start everybody, wait until all take part, and see what is normal."""
         for number in range(WORKERS):
             name = f"worker-{number}"
-            port, data_port = (free_port(LOOPBACK, 0, option) for option in ("--port", "--data-port"))
+            port, data_port = (quiet_port(option) for option in ("--port", "--data-port"))
             self.links[name] = wan = Wan(seed=number)
             announced = await wan.forward(LOOPBACK, data_port)
             self._ports[name] = (
