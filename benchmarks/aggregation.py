@@ -380,7 +380,7 @@ def main() -> None:
     parser.add_argument("--elements", type=int, default=ELEMENTS, help="parameters of the group")
     parser.add_argument("--trials", type=int, default=3, help="of each number of workers")
     parser.add_argument("--transferred", type=int, default=TRANSFERRED, help="parameters of the version")
-    parser.add_argument("--transfers", type=int, default=9, help="each way")
+    parser.add_argument("--transfers", type=int, default=15, help="each way")
     parser.add_argument("--only", nargs="+", choices=[*PARTS])
     asked = parser.parse_args()
     path = RESULTS / "aggregation.json"
