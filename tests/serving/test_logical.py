@@ -134,7 +134,9 @@ async def test_the_cost_of_sweeps(blocks: int, positions: int) -> None:
     states = 2 * (blocks - 1) * positions * 2 * 32
     for cost in costs:
         assert len(cost.hop_seconds) == blocks and min(cost.hop_seconds) > 0
-        assert cost.rest > 0 and cost.seconds == pytest.approx(cost.rest + sum(cost.hop_seconds))
+        assert cost.seconds == pytest.approx(cost.rest + sum(cost.hop_seconds))
+        # Of two pieces one hop may compute the second while the next computes the first.
+        assert cost.rest > 0 or positions > 1
         assert states < cost.bytes < states + 1000 * (blocks + 1)
     assert abs(costs[0].bytes - costs[1].bytes) < 20
 
