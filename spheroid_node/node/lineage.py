@@ -35,6 +35,7 @@ FORGIVEN = 2
 LONGEST_BACK_OFF = 64
 """Periods."""
 LOOK_SECONDS = 2.0
+"""Between readings of the records for the sake of an unknown signer."""
 REMEMBERED = 256
 """Manifests that were not believed, so that each is told once."""
 BEHIND = 3
@@ -64,10 +65,11 @@ class Lineage:
         self._nodes = nodes
         self._first: dict[str, bytes] = {}
         """Digest of version 0 of a group."""
-        self._doubted: dict[bytes, float] = {}
-        """Digests of manifests that were not believed, until when nobody is asked again."""
+        self._doubted: dict[tuple[str, bytes], float] = {}
+        """By signer and digest of manifests that were not believed: until when nobody is asked again. What is
+        false by one signer may be true by another."""
         self._looked = float("-inf")
-        """When the records were read anew for a signer that was not among them: many can be made up."""
+        """When the records were last read anew for an unknown signer: many can be made up."""
         self._let_down: dict[str, LetDown] = {}
         """By signer of a version that nobody handed out."""
 
@@ -86,17 +88,18 @@ class Lineage:
             known, after = line.get(version), line.get(version + 1)
             if known is None or (after is not None and after.parent != known.digest):
                 line.pop(version, None)
-                manifest = await self.manifest(group, version, after.parent if after else None)
+                manifest = await self.manifest(group, version, after)
                 if manifest is not None:
                     line[version] = manifest
         return line
 
     async def manifest(
-        self, group: str, version: int, digest: bytes | None, maker: str = ""
+        self, group: str, version: int, after: Manifest | None, maker: str = ""
     ) -> Manifest | None:
-        """Of an older version, the one of that digest where it is known, from any node that remembers it.
+        """Of an older version, from any node that remembers it: what the one ``after`` it was made from.
 
-        First from the ``maker`` of a later version, whose record may not tell of that yet.
+        Anyone can sign another for the same parameters, so one that does not fit is passed over. The
+        ``maker`` of a later version is asked first, as its record may not tell of that yet.
         """
         nodes = await self._nodes()
         others = [
@@ -111,8 +114,8 @@ class Lineage:
                 if listing is not None:
                     signer, manifest = Manifest.unseal(listing.manifest)
                     is_it = (manifest.group, manifest.version) == (group, version)
-                    is_it = is_it and digest in (None, manifest.digest)
-                    if is_it and self.is_plausible(signer, manifest):
+                    fits = after is None or follows(after, manifest, self._client.run)
+                    if is_it and fits and self.is_plausible(signer, manifest):
                         return manifest
             except (LinkFailed, WireError, OSError, TimeoutError) as error:
                 log.debug("version.not_listed", group=group, version=version, cause=str(error))
@@ -142,17 +145,22 @@ class Lineage:
 
         Empty where nothing does and the replicas vouch for it; None if it is not believed (told once).
         """
-        now = asyncio.get_running_loop().time()
-        if now < self._doubted.get(manifest.digest, now):
+        now, named = asyncio.get_running_loop().time(), (signer, manifest.digest)
+        if now < self._doubted.get(named, now):
             return None
         try:
             return await self._examined(signer, manifest)
         except Doubted as doubt:
-            if manifest.digest not in self._doubted:
-                named = {"group": manifest.group, "version": manifest.version, "signer": signer}
-                log.warning("version.not_believed", **named, cause=str(doubt))
+            if named not in self._doubted:
+                log.warning(
+                    "version.not_believed",
+                    group=manifest.group,
+                    version=manifest.version,
+                    signer=signer,
+                    cause=str(doubt),
+                )
             newest = list(self._doubted.items())[1 - REMEMBERED :]
-            self._doubted = {**dict(newest), manifest.digest: now + DOUBT_SECONDS}
+            self._doubted = {**dict(newest), named: now + DOUBT_SECONDS}
             return None
 
     def let_down_by(self, signer: str) -> None:
@@ -165,7 +173,7 @@ class Lineage:
         periods = min(2 ** (times - FORGIVEN), LONGEST_BACK_OFF) if times > FORGIVEN else 0
         self._let_down[signer] = LetDown(times, now + periods * period)
 
-    def _is_waited_for(self, signer: str) -> bool:
+    def _is_in_back_off(self, signer: str) -> bool:
         let_down = self._let_down.get(signer)
         return let_down is not None and asyncio.get_running_loop().time() < let_down.until
 
@@ -176,7 +184,7 @@ class Lineage:
     async def _examined(self, signer: str, manifest: Manifest) -> list[Manifest]:
         owners = await self._owners(manifest.group, signer)
         is_held = any(self._holds_one_of(record, [manifest]) for record in owners.values())
-        if not is_held and self._is_waited_for(signer):
+        if not is_held and self._is_in_back_off(signer):
             raise Doubted("its signer announced versions before that were not to be had")
         if not is_held and signer not in owners and signer != self._client.identity.peer:
             raise Doubted("nobody who signed or holds it owns a replica of its group")
@@ -211,7 +219,7 @@ class Lineage:
             if is_known:
                 parent = known
             else:
-                parent = await self.manifest(group, child.version - 1, child.parent, signer)
+                parent = await self.manifest(group, child.version - 1, child, signer)
             if parent is None:
                 break
             self._check(child, parent)

@@ -163,6 +163,41 @@ async def test_who_announces_what_nobody_hands_out_is_not_asked_for_ever(
         assert (await one.sync.sync(GROUP)).digest == nothing.digest
 
 
+async def test_a_true_version_is_followed_though_another_signs_its_digest_falsely(
+    world: World, tmp_path: Path
+) -> None:
+    world.clock.now = NOW
+    async with peers(world, tmp_path, (0, 0, 0)) as (one, two, hostile):
+        await line_up(world, [one, two, hostile], 3)
+        true = version(world, 4, two)
+        assert true.manifest is not None
+        false = true.manifest.model_copy(update={"total": 9}).seal(hostile.client.identity.key)
+        await MemoryDirectory(world, hostile.id).publish_manifest(GROUP, false)
+        two.store.adopt(true)
+        await MemoryDirectory(world, two.id).publish_manifest(GROUP, true.sealed)
+        assert (await one.sync.sync(GROUP)).digest == true.digest
+
+
+async def test_a_false_manifest_in_between_is_passed_over(world: World, tmp_path: Path) -> None:
+    """A hostile replica signs the parameters of version 2 once more, with other figures."""
+    world.clock.now = NOW
+    async with peers(world, tmp_path, (0, 0, 0)) as (one, two, *hostile):
+        for number in range(1, 5):
+            two.store.adopt(version(world, number, two))
+        true = two.store.line(GROUP)[3]
+        for liar in hostile:
+            for number in range(1, 5):
+                liar.store.adopt(version(world, number, two))
+            false = true.model_copy(update={"total": 99}).seal(liar.client.identity.key)
+            liar.store._held[GROUP][3] = Held.of(GROUP, 3, version(world, 3, two).vector, false)
+        one.store.adopt(version(world, 1, two))
+        for peer in (two, *hostile):
+            peer.announce()
+        last = two.store.newest(GROUP).manifest
+        assert await one.sync._lineage.manifest(GROUP, 3, last, hostile[0].id) == true
+        assert (await one.sync.sync(GROUP)).version == 4
+
+
 async def test_made_up_signers_cost_one_look_at_the_records(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
